@@ -1,0 +1,136 @@
+"""What every measurement stands on: shared weights and pinned pool, decoders made to order, rows written at once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sparda.calibrate.store import Row, Store, Value
+from sparda.engine.config import Config, Workload
+from sparda.engine.decoder import Decoder
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.engine.tiers import Tiers, new_pool
+from sparda.engine.trace import rotating_trace
+from sparda.engine.weights import Weights, random_weights
+
+GROWTH_TOKENS = 512
+"""Tokens that a measured batch may decode before its sequences are put back at their context length."""
+
+POOL_GIB = 8.0
+"""Pinned pool of a measurement: sequences alias it. Far above any cache, quick to pin (0.85 s per GiB)."""
+
+
+class OutOfTime(Exception):
+    """The budget is spent; what was measured so far is in the store."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """The budget of a session, in seconds."""
+
+    budget_s: float
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - (time.monotonic() - self.started)
+
+    def check(self) -> None:
+        if self.left_s < 0:
+            raise OutOfTime
+
+
+class Bench:
+    """A GPU session that writes rows: holds what is costly to make and remembers what is measured already."""
+
+    def __init__(self, store: Store, session: str, shape: ModelShape, clock: Clock, *, seed: int = 0) -> None:
+        self.store, self.session, self.shape, self.clock, self.seed = store, session, shape, clock, seed
+        self.spec = SparseSpec()
+        self.device = torch.device("cuda")
+        self._tiers: tuple[object, Tiers] | None = None
+        self._known = {r.key for r in store.rows()}
+
+    @cached_property
+    def weights(self) -> Weights:
+        self.say(f"weights of {self.shape.name}, random: {self.shape.weight_bytes / 2**30:.1f} GiB")
+        return random_weights(self.shape, self.device, self.seed)
+
+    @cached_property
+    def pool(self) -> Tensor:
+        values = self.shape.block_bytes(self.spec) // 2
+        self.say(f"pinning {POOL_GIB:g} GiB, about {0.85 * POOL_GIB:.0f} s")
+        return new_pool(int(POOL_GIB * 2**30) // (2 * values), values, self.device)
+
+    def say(self, text: str) -> None:
+        print(f"[{self.clock.budget_s - self.clock.left_s:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def tiers(self, workload: Workload, config: Config) -> Tiers:
+        """KV tiers for this batch, context, residency; kept while the next case asks for the same."""
+        from sparda.engine.policies import resident_layers
+
+        key = (workload.batch, workload.context_tokens, config.slots, resident_layers(config, self.shape.layers))
+        if self._tiers is None or self._tiers[0] != key:
+            self._tiers = None
+            torch.cuda.empty_cache()
+            made = Tiers(
+                self.shape,
+                self.spec,
+                workload,
+                config,
+                self.device,
+                capacity=workload.context_tokens + GROWTH_TOKENS,
+                pool=self.pool,
+            )
+            made.seed(self.seed)
+            self._tiers = (key, made)
+        return self._tiers[1]
+
+    def release(self) -> None:
+        """Give the KV tiers' memory back."""
+        self._tiers = None
+        torch.cuda.empty_cache()
+
+    def decoder(self, workload: Workload, config: Config) -> Decoder:
+        """A decoder on a rotating selection trace with the workload's miss rate, put at its context length."""
+        tiers = self.tiers(workload, config)
+        tiers.reset_residents()
+        plan = make_plan(self.shape, self.spec, workload, config)
+        trace = rotating_trace(
+            self.shape, self.spec, workload, config, blocks=tiers.blocks, device=self.device, seed=self.seed
+        )
+        return Decoder(plan, self.weights, tiers, trace)
+
+    def known(self, row: Row) -> bool:
+        return row.key in self._known
+
+    def row(
+        self,
+        kind: str,
+        op: str,
+        case: Mapping[str, Value],
+        samples: tuple[float, ...],
+        method: str,
+        values: Mapping[str, float] | None = None,
+    ) -> Row:
+        return Row(kind, op, self.session, method, dict(case), samples, values or {})
+
+    def keep(self, *rows: Row) -> None:
+        for kind in dict.fromkeys(r.kind for r in rows):
+            self.store.append(kind, [r for r in rows if r.kind == kind])
+        self._known |= {r.key for r in rows}
+
+    def measured(self, kind: str, op: str, case: Mapping[str, Value]) -> bool:
+        """Whether the store has this case already, from this run or from one that was interrupted."""
+        return Row(kind, op, "", "", dict(case), ()).key in self._known
+
+
+def step_case(workload: Workload, config: Config) -> dict[str, Value]:
+    """The conditions of a whole step: everything that was stated and everything that was turned."""
+    return {**asdict(workload), **asdict(config)}

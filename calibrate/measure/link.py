@@ -1,0 +1,108 @@
+"""The link: copy engine, and the prefetch kernel by CTAs, warps, stages, chunk and miss list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sparda.calibrate.measure.bench import Bench
+from sparda.calibrate.measure.timing import METHOD, captured, replay_us
+from sparda.kernels.prefetch import prefetch
+
+CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+TOP_K = 96
+REPEATS = 9
+ALL_MISS_BLOCKS = 16 * 2 * TOP_K
+"""Every block of one layer missing at batch 16: 96 MiB."""
+
+SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 4096), (2, 8, 8192), (4, 8, 8192), (8, 4, 8192), (8, 1, 8192))
+"""(warps, stages, chunk values): pipelined at several depths and widths, and not pipelined."""
+
+DEFAULT = (1, 8, 8192)
+
+
+class Lists:
+    """A destination buffer and random miss lists into it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.pool = bench.pool
+        self.rows = 16384
+        self.cache = torch.empty(self.rows, self.pool.shape[1], dtype=self.pool.dtype, device=bench.device)
+        generator = torch.Generator(device=bench.device).manual_seed(bench.seed)
+        self.src = torch.randint(
+            0, self.pool.shape[0], (1 << 17,), dtype=torch.int32, device=bench.device, generator=generator
+        )
+        self.dst = (torch.arange(1 << 17, device=bench.device) % self.rows).int()
+
+    def count(self, blocks: int) -> Tensor:
+        return torch.tensor([blocks], dtype=torch.int32, device=self.cache.device)
+
+    def run(self, count: Tensor, ctas: int, warps: int, stages: int, chunk: int, offset: int = 0) -> None:
+        prefetch(
+            self.pool,
+            self.cache,
+            self.src[offset:],
+            self.dst[offset:],
+            count,
+            ctas=ctas,
+            warps=warps,
+            stages=stages,
+            chunk_values=chunk,
+        )
+
+
+def _cases() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:
+    for shape in SHAPES:
+        for ctas in CTAS:
+            yield "all_miss", ALL_MISS_BLOCKS, ctas, shape
+    for ctas in CTAS:
+        for name, batch, share in (("miss15_b16", 16, 0.15), ("miss15_b4", 4, 0.15), ("miss03_b4", 4, 0.03)):
+            yield name, round(share * TOP_K * 2 * batch), ctas, DEFAULT
+        yield "none", 0, ctas, DEFAULT
+        yield "one", 1, ctas, DEFAULT
+
+
+def measure_link(bench: Bench) -> None:
+    """Rows of kind ``link``: op ``prefetch`` and op ``copy_engine``; ``gb_s`` in values."""
+    lists = Lists(bench)
+    block_bytes = lists.pool.shape[1] * 2
+    for name, blocks, ctas, (warps, stages, chunk) in _cases():
+        bench.clock.check()
+        case = {
+            "case": name,
+            "blocks": blocks,
+            "ctas": ctas,
+            "warps": warps,
+            "stages": stages,
+            "chunk_bytes": 2 * chunk,
+        }
+        if bench.measured("link", "prefetch", case):
+            continue
+        count = lists.count(blocks)
+        # Launches in a row read different rows of the pool, as the layers of a step do.
+        inner = 1 if blocks >= 1024 else 8
+
+        def body(n: int = inner, c: Tensor = count, a: int = ctas, w: int = warps, s: int = stages, k: int = chunk) -> None:
+            for i in range(n):
+                lists.run(c, a, w, s, k, offset=i * 4096)
+
+        samples = replay_us(captured(body), REPEATS, per=inner)
+        median = sorted(samples)[len(samples) // 2]
+        rate = {"gb_s": blocks * block_bytes / median / 1e3} if blocks else {}
+        bench.keep(bench.row("link", "prefetch", case, samples, METHOD, rate))
+    _copy_engine(bench)
+
+
+def _copy_engine(bench: Bench) -> None:
+    for mib in (1, 4, 16, 64, 512):
+        host = bench.pool.view(-1)[: mib << 19]
+        device = torch.empty(host.shape, dtype=host.dtype, device=bench.device)
+        for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
+            case = {"direction": direction, "mib": mib}
+            if bench.measured("link", "copy_engine", case):
+                continue
+            samples = replay_us(captured(lambda t=target, s=source: t.copy_(s, non_blocking=True)), REPEATS)
+            median = sorted(samples)[len(samples) // 2]
+            bench.keep(bench.row("link", "copy_engine", case, samples, METHOD, {"gb_s": (mib << 20) / median / 1e3}))

@@ -1,0 +1,69 @@
+"""Whole decode steps, measured: the hold-out that no fit ever sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparda.calibrate.measure.bench import Bench, step_case
+from sparda.calibrate.measure.timing import METHOD, replay_us
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+
+REPEATS = 16
+FULL = 131072
+CTAS = (1, 2, 3, 4, 8, 16, 32)
+MISSES = (0.0, 0.03, 0.06, 0.12)
+
+
+def _cases() -> Iterator[tuple[Workload, Config]]:
+    """Grouped by (batch, context, residency), which is what costs time to set up."""
+    for batch in (4, 16, 64, 32, 8, 1):
+        for ctas in CTAS:
+            for miss in MISSES:
+                yield Workload(batch, FULL, miss), Config(prefetch_ctas=ctas)
+        for miss in (0.03, 0.12):
+            yield Workload(batch, FULL, miss), Config(prefetch_ctas=16, prefetch_warps=8, prefetch_stages=1)
+            yield Workload(batch, FULL, miss), Config(policy="sparda-on-demand")
+            yield Workload(batch, FULL, miss), Config(policy="sparse")
+            yield Workload(batch, FULL, miss), Config(lookahead=0)
+        for miss in (0.03, 0.06, 0.12):
+            for ctas in (2, 4, 16):
+                yield Workload(batch, FULL, miss), Config(lookahead=2, prefetch_ctas=ctas)
+    for batch in (4, 16, 64):
+        for ctas in (2, 3, 8, 16):
+            for miss in MISSES:
+                yield Workload(batch, 32768, miss), Config(prefetch_ctas=ctas)
+        for top_k in (64, 128):
+            for miss in (0.03, 0.12):
+                yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=2)
+                yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=8)
+        for resident in (144, 192):
+            yield Workload(batch, 65536, 0.06), Config(resident_blocks=resident)
+
+
+def measure_steps(bench: Bench) -> None:
+    """Rows of kind ``step``: microseconds of every replay; misses per layer and step, as counted, in values."""
+    for workload, config in _cases():
+        case = step_case(workload, config)
+        if bench.measured("step", config.policy, case):
+            continue
+        bench.clock.check()
+        measure_step(bench, workload, config)
+
+
+def measure_step(bench: Bench, workload: Workload, config: Config) -> None:
+    """Measure one step and keep its row; a case that cannot be set up is reported and skipped."""
+    try:
+        decoder = bench.decoder(workload, config)
+    except SpardaError as e:
+        bench.say(f"skipped: {e}")
+        return
+    decoder.capture()
+    assert decoder.graph is not None
+    samples = replay_us(decoder.graph, REPEATS)
+    values = {
+        "misses_per_layer": decoder.misses_per_layer(),
+        "pool_aliased": float(decoder.tiers.aliased),
+        "miss_rate_of_trace": decoder.trace.miss_rate if decoder.trace else -1.0,
+    }
+    bench.keep(bench.row("step", config.policy, step_case(workload, config), samples, METHOD, values))

@@ -1,0 +1,139 @@
+"""A profile: a machine, its fitted costs, the errors they were held to, and where all that was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.store import Store
+from sparda.engine.errors import SpardaError
+from sparda.engine.loader import read, read_json
+from sparda.engine.plan import Plan
+from sparda.sim.costs import Machine
+
+SHIPPED = Path(__file__).parent / "profiles"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBand:
+    """Held-out errors of whole steps, as shares of the measured time: |predicted / measured - 1|."""
+
+    count: int
+    median: float
+    p90: float
+    p95: float
+    worst: float
+    bias: float
+    """Median signed error: above 0 where the model is too slow."""
+    spread: float
+    """Median run-to-run spread of the measured steps themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A calibrated machine. ``tier`` is "measured" or "datasheet" and stands in every output."""
+
+    name: str
+    tier: str
+    machine: Machine
+    model: str
+    """The model whose kernels were measured."""
+    band: ErrorBand
+    envelope: Mapping[str, tuple[float, float]]
+    """Measured range of each axis: batch, context_tokens, top_k, miss_rate, prefetch_ctas..."""
+    sessions: tuple[str, ...]
+    costs: FittedCosts
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} ({self.tier})"
+
+    @property
+    def store(self) -> Store:
+        return Store(self.folder)
+
+    def outside(self, plan: Plan) -> list[str]:
+        """Why a prediction of ``plan`` leaves the measured envelope; empty when it lies inside."""
+        w, c = plan.workload, plan.config
+        reasons = [] if plan.shape.name == self.model else [f"model {plan.shape.name}, measured {self.model}"]
+        values = {
+            "batch": w.batch,
+            "context_tokens": w.context_tokens,
+            "miss_rate": w.miss_rate,
+            "top_k": c.top_k,
+            "lookahead": c.lookahead,
+            "prefetch_ctas": c.prefetch_ctas,
+            "prefetch_warps": c.prefetch_warps,
+            "prefetch_stages": c.prefetch_stages,
+        }
+        for axis, value in values.items():
+            low, high = self.envelope.get(axis, (value, value))
+            if not low <= value <= high:
+                reasons.append(f"{axis} {value:g}, measured {low:g} to {high:g}")
+        return reasons
+
+
+def profile_names() -> list[str]:
+    """Profiles that come with the package."""
+    return sorted(p.parent.name for p in SHIPPED.glob("*/profile.json"))
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped profile by name, or one in a folder by path.
+
+    Raises SpardaError for an unknown GPU or a missing or damaged file: another GPU's numbers are never used.
+    """
+    folder = SHIPPED / name
+    if not (folder / "profile.json").exists():
+        folder = Path(name)
+    path = folder / "profile.json"
+    if not path.exists():
+        known = ", ".join(profile_names()) or "none"
+        raise SpardaError(
+            f"no profile {name!r}: it is neither shipped (known: {known}) nor a folder with a profile.json. "
+            "Measure this GPU with `sparda measure` and `sparda calibrate`; another GPU's numbers are never used."
+        )
+    data = read_json(path)
+    if data.get("schema") != SCHEMA:
+        raise SpardaError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA}; calibrate again.")
+    try:
+        machine = read(Machine, cast(Mapping[str, object], data["machine"]), where=f"{path}: machine")
+        band = read(ErrorBand, cast(Mapping[str, object], data["band"]), where=f"{path}: band")
+        envelope = {k: (float(v[0]), float(v[1])) for k, v in cast(dict[str, list[float]], data["envelope"]).items()}
+        return Profile(
+            name=str(data["name"]),
+            tier=str(data["tier"]),
+            machine=machine,
+            model=str(data["model"]),
+            band=band,
+            envelope=envelope,
+            sessions=tuple(cast(list[str], data["sessions"])),
+            costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"])),
+            folder=folder,
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise SpardaError(f"{path} is damaged ({e!r}); calibrate again with `sparda calibrate`.") from None
+
+
+def profile_json(profile: Profile) -> str:
+    """The profile as the text of its profile.json."""
+    from sparda.engine.loader import to_plain
+
+    data = {
+        "schema": SCHEMA,
+        "name": profile.name,
+        "tier": profile.tier,
+        "machine": to_plain(profile.machine),
+        "model": profile.model,
+        "band": to_plain(profile.band),
+        "envelope": {k: list(v) for k, v in profile.envelope.items()},
+        "sessions": list(profile.sessions),
+        "costs": profile.costs.to_plain(),
+    }
+    return json.dumps(data, indent=1) + "\n"

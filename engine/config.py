@@ -1,0 +1,113 @@
+"""What a user states (Workload) and what a user may turn (Config), each checked where it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import ModelShape, SparseSpec
+
+
+def _require(ok: bool, message: str) -> None:
+    if not ok:
+        raise SpardaError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is to be decoded.
+
+    ``miss_rate`` is the share of each KV head's ``top_k`` blocks that is not resident when it is chosen,
+    averaged over steps: the selection dynamics, seen through ``resident_blocks`` slots.
+    """
+
+    batch: int = 16
+    context_tokens: int = 131072
+    miss_rate: float = 0.06
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.batch <= 1024, f"workload.batch is {self.batch}; allowed are 1 to 1024.")
+        _require(
+            1 <= self.context_tokens <= 1 << 22,
+            f"workload.context_tokens is {self.context_tokens}; allowed are 1 to {1 << 22}.",
+        )
+        _require(
+            0.0 <= self.miss_rate <= 1.0,
+            f"workload.miss_rate is {self.miss_rate}; it is a share of top_k, allowed are 0 to 1.",
+        )
+
+
+POLICIES = ("sparda", "sparda-on-demand", "sparse", "sparse-resident")
+"""``sparda``: the Forecast of layer l - lookahead chooses, a side stream prefetches.
+``sparda-on-demand``: the same choice, fetched by the main stream when layer l needs it.
+``sparse``: every query head's softmax over compressed keys chooses, fetched on demand.
+``sparse-resident``: the same choice, the whole KV cache on the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a user may turn. ``resident_blocks`` 0 means "as many as top_k"."""
+
+    policy: str = "sparda"
+    top_k: int = 96
+    lookahead: int = 1
+    prefetch_ctas: int = 2
+    prefetch_warps: int = 1
+    prefetch_stages: int = 8
+    resident_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.policy in POLICIES,
+            f"config.policy is {self.policy!r}; allowed are {', '.join(POLICIES)}.",
+        )
+        _require(1 <= self.top_k <= 4096, f"config.top_k is {self.top_k}; allowed are 1 to 4096 blocks.")
+        _require(0 <= self.lookahead <= 4, f"config.lookahead is {self.lookahead}; allowed are 0 to 4 layers.")
+        _require(
+            1 <= self.prefetch_ctas <= 1024,
+            f"config.prefetch_ctas is {self.prefetch_ctas}; allowed are 1 to 1024.",
+        )
+        _require(
+            self.prefetch_warps in (1, 2, 4, 8),
+            f"config.prefetch_warps is {self.prefetch_warps}; allowed are 1, 2, 4, 8.",
+        )
+        _require(
+            1 <= self.prefetch_stages <= 12,
+            f"config.prefetch_stages is {self.prefetch_stages}; allowed are 1 to 12.",
+        )
+        _require(
+            self.resident_blocks == 0 or self.resident_blocks >= self.top_k,
+            f"config.resident_blocks is {self.resident_blocks} with top_k {self.top_k}; every chosen block needs a "
+            "slot: give at least top_k, or 0 for exactly top_k.",
+        )
+
+    @property
+    def slots(self) -> int:
+        """Resident slots per (layer, sequence, KV head) that selection may fill."""
+        return self.resident_blocks or self.top_k
+
+
+def check_fits(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> None:
+    """Refuse a combination that cannot be: top-k above the block count or below the forced blocks.
+
+    Raises SpardaError naming both values.
+    """
+    blocks = spec.blocks(workload.context_tokens)
+    _require(
+        workload.context_tokens <= shape.max_context,
+        f"workload.context_tokens is {workload.context_tokens}; {shape.name} reaches {shape.max_context}.",
+    )
+    _require(
+        config.top_k <= blocks,
+        f"config.top_k is {config.top_k} but a context of {workload.context_tokens} tokens has {blocks} blocks of "
+        f"{spec.block}; give a top_k of at most {blocks}.",
+    )
+    _require(
+        config.top_k >= spec.forced,
+        f"config.top_k is {config.top_k} but {spec.forced} blocks are always chosen "
+        f"({spec.init_blocks} first, {spec.local_blocks} + 1 last); give a top_k of at least {spec.forced}.",
+    )
+    _require(
+        config.lookahead < shape.layers,
+        f"config.lookahead is {config.lookahead}; {shape.name} has {shape.layers} layers.",
+    )

@@ -1,0 +1,45 @@
+"""How many bytes a configuration takes on the GPU and in pinned host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparda.engine.config import Config, Workload
+from sparda.engine.policies import resident_layers
+from sparda.engine.shapes import BYTES_PER_VALUE, ModelShape, SparseSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by use; ``gpu_bytes`` and ``pinned_bytes`` are what the two limits apply to."""
+
+    weights_bytes: int
+    resident_bytes: int
+    compressed_bytes: int
+    workspace_bytes: int
+    pinned_bytes: int
+
+    @property
+    def gpu_bytes(self) -> int:
+        return self.weights_bytes + self.resident_bytes + self.compressed_bytes + self.workspace_bytes
+
+
+def memory_of(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Memory:
+    """Bytes of weights, block slots, compressed keys, activations and the pinned pool.
+
+    One slot more than ``config.slots`` per (layer, sequence, KV head): the room where the next block is born.
+    """
+    whole = resident_layers(config, shape.layers)
+    blocks = spec.blocks(workload.context_tokens) + 1
+    heads = workload.batch * shape.kv_heads
+    slots = whole * blocks + (shape.layers - whole) * min(config.slots + 1, blocks)
+    keys = spec.compressed(blocks * spec.block)
+    compressed = shape.layers * heads * keys * shape.head_dim * BYTES_PER_VALUE
+    activations = workload.batch * (6 * shape.d_model + shape.qkvf_width + 3 * shape.ffn + 3 * shape.vocab)
+    return Memory(
+        weights_bytes=shape.weight_bytes,
+        resident_bytes=heads * slots * shape.block_bytes(spec),
+        compressed_bytes=compressed,
+        workspace_bytes=activations * BYTES_PER_VALUE + (1 << 30),
+        pinned_bytes=(shape.layers - whole) * heads * blocks * shape.block_bytes(spec),
+    )

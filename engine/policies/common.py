@@ -1,0 +1,67 @@
+"""What every policy's step has in common: prologue, projections, attention block, feed-forward, epilogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparda.engine.config import Config, Workload
+from sparda.engine.plan import MAIN, PREFETCH, Plan, PlanBuilder
+from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.engine.work import Sizes
+
+
+@dataclass(slots=True)
+class StepBuilder:
+    """Builds one step layer by layer; a policy decides where selection and fetching go."""
+
+    shape: ModelShape
+    spec: SparseSpec
+    workload: Workload
+    config: Config
+    ops: PlanBuilder = field(default_factory=PlanBuilder)
+    _last_append: int = 0
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(self.shape, self.spec, self.workload, self.config)
+
+    def prologue(self) -> None:
+        self.ops.add("embed", self.sizes.embed())
+
+    def project(self, layer: int, queries: int) -> int:
+        """Norm, fused projection, rope + append of one layer; ``queries`` selection queries after Q, K, V."""
+        width = self.shape.q_width + (2 + queries) * self.shape.kv_width
+        self.ops.add("norm", self.sizes.norm(), layer=layer)
+        self.ops.add("qkv", self.sizes.linear(width, self.shape.d_model), layer=layer)
+        self._last_append = self.ops.add("append", self.sizes.append(width), layer=layer)
+        return self._last_append
+
+    def choose(self, kind: str, layer: int, stream: str, after: int) -> int:
+        """Score (``score`` or ``headscore``) and select the blocks of ``layer``; returns the select's index."""
+        work = self.sizes.score() if kind == "score" else self.sizes.headscore()
+        self.ops.add(kind, work, layer=layer, stream=stream, after=[after])
+        return self.ops.add("select", self.sizes.select(), layer=layer, stream=stream)
+
+    def fetch(self, layer: int, stream: str, after: int) -> int:
+        return self.ops.add("prefetch", self.sizes.prefetch(), layer=layer, stream=stream, after=[after])
+
+    def attend(self, layer: int, after: list[int]) -> None:
+        """Attention over the chosen blocks once ``after`` is done, output projection, feed-forward."""
+        s, add = self.shape, self.ops.add
+        add("attention", self.sizes.attention(), layer=layer, after=after)
+        add("oproj", self.sizes.linear(s.d_model, s.q_width), layer=layer)
+        add("ffn_norm", self.sizes.norm(), layer=layer)
+        add("gateup", self.sizes.linear(2 * s.ffn, s.d_model), layer=layer)
+        add("silu", self.sizes.silu(), layer=layer)
+        add("down", self.sizes.linear(s.d_model, s.ffn), layer=layer)
+
+    def epilogue(self, offloaded_layers: int) -> Plan:
+        """Final norm, head, sampling; the newest token of every offloaded layer goes to host memory meanwhile."""
+        waits: list[int] = []
+        if offloaded_layers:
+            work = self.sizes.writeback(offloaded_layers)
+            waits = [self.ops.add("writeback", work, stream=PREFETCH, after=[self._last_append])]
+        self.ops.add("final_norm", self.sizes.norm())
+        self.ops.add("lm_head", self.sizes.linear(self.shape.vocab, self.shape.d_model))
+        self.ops.add("sample", self.sizes.sample(), stream=MAIN, after=waits)
+        return self.ops.plan(self.shape, self.spec, self.workload, self.config)

@@ -1,0 +1,45 @@
+"""SparDA (arXiv 2606.04511): the Forecast of layer l chooses the blocks of layer l + lookahead.
+
+Extended here to any lookahead: with lookahead d the first d layers are resident and choose for themselves.
+"""
+
+from __future__ import annotations
+
+from sparda.engine.config import Config, Workload
+from sparda.engine.plan import MAIN, PREFETCH, SELECT, Plan
+from sparda.engine.policies.common import StepBuilder
+from sparda.engine.shapes import ModelShape, SparseSpec
+
+
+def prefetched(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
+    """Choice and copy run on streams of their own, ``lookahead`` layers ahead of the attention that needs them.
+
+    Selection has a stream apart from the copies, so that a layer's choice never queues behind the copy of an
+    earlier layer: when the link is the bottleneck it then never idles while the next choice is made.
+    """
+    if config.lookahead == 0:
+        return on_demand(shape, spec, workload, config)
+    return _step(shape, spec, workload, config, SELECT, PREFETCH)
+
+
+def on_demand(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
+    """The same choice as ``prefetched``, made and fetched by the main stream: the paper's "no prefetch" ablation."""
+    return _step(shape, spec, workload, config, MAIN, MAIN)
+
+
+def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, select: str, fetch: str) -> Plan:
+    step = StepBuilder(shape, spec, workload, config)
+    ahead, resident = config.lookahead, max(1, config.lookahead)
+    ready: dict[int, list[int]] = {}
+    step.prologue()
+    for layer in range(shape.layers):
+        target = layer + ahead
+        own = layer < ahead
+        appended = step.project(layer, queries=int(target < shape.layers) + int(own))
+        if target < shape.layers:
+            chosen = step.choose("score", target, select, appended)
+            ready[target] = [step.fetch(target, fetch, chosen) if target >= resident else chosen]
+        if own:
+            ready[layer] = [step.choose("score", layer, MAIN, appended)]
+        step.attend(layer, ready[layer])
+    return step.epilogue(shape.layers - resident)

@@ -1,0 +1,128 @@
+"""A decode step in plain PyTorch, with nothing shared with the engine but the weights: what its tokens are held to.
+
+No slots, no maps, no streams: the whole KV history as tensors, selection from scratch at every step. Values are
+rounded to bf16 where the engine stores bf16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparda.engine.config import Config
+from sparda.engine.policies import projections
+from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.engine.tiers import Tiers
+from sparda.engine.weights import DTYPE, Weights, rope_table
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.to(DTYPE).float()
+
+
+@dataclass
+class ReferenceDecoder:
+    """``history[l]`` is (K, V) of layer l, fp32 holding bf16 values, [B, H, tokens, head_dim]."""
+
+    weights: Weights
+    spec: SparseSpec
+    config: Config
+    history: list[tuple[Tensor, Tensor]]
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.weights.shape
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Feed one token per sequence (int64 [B]); returns logits fp32 [B, vocab]."""
+        s, w = self.shape, self.weights
+        position = self.history[0][0].shape[2]
+        cos, sin = rope_table(s, position + 1, tokens.device)
+        x = w.embed[tokens].float()
+        delta: Tensor | None = None
+        forecasts: dict[int, Tensor] = {}
+        for layer, lw in enumerate(w.layers):
+            x, h = self._norm(x, delta, lw.norm)
+            queries = projections(self.config, layer, s.layers)
+            fused = _bf16(h @ lw.projection(s, queries).float().T)
+            heads = fused.view(len(tokens), -1, s.head_dim)
+            q, k, v, *extra = heads.split([s.heads, s.kv_heads, s.kv_heads] + [s.kv_heads] * len(queries), 1)
+            named = {n: self._rope(e, cos, sin) for n, e in zip(queries, extra, strict=True)}
+            q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
+            keys = self._compressed(layer)
+            if "forecast" in named:
+                forecasts[layer + self.config.lookahead] = named["forecast"]
+            scores = self._scores(keys, q, forecasts.get(layer, named.get("current")))
+            old_k, old_v = self.history[layer]
+            self.history[layer] = (torch.cat([old_k, k[:, :, None]], 2), torch.cat([old_v, v[:, :, None]], 2))
+            out = self._attend(layer, q, self._choose(scores, position))
+            delta = _bf16(out @ lw.output.float().T)
+            x, h = self._norm(x, delta, lw.ffn_norm)
+            gate, up = _bf16(h @ lw.gate_up.float().T).chunk(2, -1)
+            delta = _bf16(_bf16(torch.nn.functional.silu(gate) * up) @ lw.down.float().T)
+        x, h = self._norm(x, delta, w.final_norm)
+        return h @ w.head.float().T
+
+    def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        x = x if delta is None else _bf16(x + delta)
+        scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.shape.norm_eps)
+        return x, _bf16(scaled * weight.float())
+
+    def _rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, -1)
+        c, s = cos[-1], sin[-1]
+        return _bf16(torch.cat([a * c - b * s, b * c + a * s], -1))
+
+    def _compressed(self, layer: int) -> Tensor:
+        """Means over the windows complete before this token, [B, H, C, head_dim]."""
+        k = self.history[layer][0]
+        return _bf16(k.unfold(2, self.spec.kernel, self.spec.stride).mean(-1))
+
+    def _scores(self, keys: Tensor, q: Tensor, selection: Tensor | None) -> Tensor:
+        """[B, H, C]: selection query times key, or the group's softmax probabilities summed."""
+        if selection is not None:
+            return torch.einsum("bhd,bhcd->bhc", selection, keys)
+        s = self.shape
+        grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
+        logits = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
+        return logits.softmax(-1).sum(2)
+
+    def _choose(self, scores: Tensor, position: int) -> Tensor:
+        """Boolean [B, H, blocks]: forced blocks and the best others, max-pooled over the five windows that touch."""
+        spec, blocks = self.spec, position // self.spec.block + 1
+        per, count = spec.keys_per_block, scores.shape[-1]
+        pooled = torch.full((*scores.shape[:2], blocks), -torch.inf, device=scores.device)
+        for m in range(blocks):
+            low, high = max(0, per * m - 1), min(count, per * m + per)
+            if low < high:
+                pooled[..., m] = scores[..., low:high].amax(-1)
+        pooled[..., : spec.init_blocks] = torch.inf
+        pooled[..., max(0, blocks - 1 - spec.local_blocks) :] = torch.inf
+        best = pooled.topk(min(self.config.top_k, blocks)).indices
+        return torch.zeros_like(pooled, dtype=torch.bool).scatter_(-1, best, True)
+
+    def _attend(self, layer: int, q: Tensor, chosen: Tensor) -> Tensor:
+        s = self.shape
+        k, v = self.history[layer]
+        seen = chosen.repeat_interleave(self.spec.block, -1)[..., : k.shape[2]]
+        grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
+        logits = torch.einsum("bhgd,bhtd->bhgt", grouped, k) * s.head_dim**-0.5
+        logits = logits.masked_fill(~seen[:, :, None], -torch.inf)
+        return _bf16(torch.einsum("bhgt,bhtd->bhgd", logits.softmax(-1), v)).flatten(1)
+
+
+def history_of(tiers: Tiers) -> list[tuple[Tensor, Tensor]]:
+    """The seeded history of every layer, read back from the host pool or the resident caches."""
+    found = []
+    for tier in tiers.layers:
+        if tier.pool_base < 0:
+            blocks = tier.cache
+        else:
+            rows = tiers.pool[tier.pool_base : tier.pool_base + tiers.heads * tiers.blocks]
+            blocks = rows.view(*tier.cache.shape[:2], tiers.blocks, *tier.cache.shape[3:]).to(tiers.device)
+        k, v = blocks.float().unbind(3)
+        tokens = tiers.workload.context_tokens
+        found.append((k.flatten(2, 3)[:, :, :tokens], v.flatten(2, 3)[:, :, :tokens]))
+    return found

@@ -1,0 +1,153 @@
+"""What is decoded: the shape of a model and the geometry of its block-sparse attention. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparda.engine.errors import SpardaError
+
+BYTES_PER_VALUE = 2
+"""Weights, activations and the KV cache are bf16."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseSpec:
+    """Geometry of InfLLM-V2 block selection (arXiv 2606.04511, section 3), in tokens and blocks.
+
+    A compressed key is the mean of ``kernel`` consecutive post-rope keys, one every ``stride`` tokens.
+    ``init_blocks`` at the start of the context and the last ``local_blocks`` + 1 blocks (the one being
+    written included) are always chosen; they count towards top-k.
+    """
+
+    block: int = 64
+    kernel: int = 32
+    stride: int = 16
+    init_blocks: int = 1
+    local_blocks: int = 32
+
+    def __post_init__(self) -> None:
+        if self.kernel != 2 * self.stride or self.block % self.stride:
+            raise SpardaError(
+                f"SparseSpec: kernel {self.kernel}, stride {self.stride}, block {self.block}; the kernel must be "
+                "twice the stride and the block a multiple of the stride."
+            )
+
+    @property
+    def keys_per_block(self) -> int:
+        """Compressed keys that begin inside one block (4 for 64/16)."""
+        return self.block // self.stride
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold ``tokens`` tokens, the last one possibly part-filled."""
+        return -(-tokens // self.block)
+
+    def compressed(self, tokens: int) -> int:
+        """Compressed keys whose window lies wholly inside the first ``tokens`` tokens."""
+        return max(0, (tokens - self.kernel) // self.stride + 1)
+
+    @property
+    def forced(self) -> int:
+        """Blocks chosen whatever their score, once the context is long enough (34 for MiniCPM4.1)."""
+        return self.init_blocks + self.local_blocks + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer with grouped-query attention; every linear is bias-free."""
+
+    name: str
+    layers: int
+    d_model: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    rope_theta: float = 10000.0
+    norm_eps: float = 1e-6
+    max_context: int = 131072
+    scale_emb: float = 1.0
+    scale_depth: float = 0.0
+    """muP: each residual branch is multiplied by scale_depth / sqrt(layers); 0 means no scaling."""
+    dim_model_base: int = 0
+    """muP: the last hidden state is divided by d_model / dim_model_base; 0 means no scaling."""
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise SpardaError(
+                f"{self.name}: {self.heads} query heads over {self.kv_heads} KV heads; "
+                "the first must be a multiple of the second."
+            )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one KV head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def q_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def qkvf_width(self) -> int:
+        """Rows of the fused projection: Q, K, V and the Forecast (one head per KV head)."""
+        return self.q_width + 3 * self.kv_width
+
+    @property
+    def residual_scale(self) -> float:
+        return self.scale_depth / self.layers**0.5 if self.scale_depth else 1.0
+
+    @property
+    def logit_scale(self) -> float:
+        return self.dim_model_base / self.d_model if self.dim_model_base else 1.0
+
+    def block_bytes(self, spec: SparseSpec) -> int:
+        """Bytes of one block of one KV head, K and V: the unit that a miss moves (32 KiB for 64 x 128)."""
+        return 2 * spec.block * self.head_dim * BYTES_PER_VALUE
+
+    @property
+    def layer_weight_bytes(self) -> int:
+        linear = self.qkvf_width * self.d_model + self.d_model * self.q_width + 3 * self.ffn * self.d_model
+        return linear * BYTES_PER_VALUE
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, embedding and untied head included."""
+        return self.layers * self.layer_weight_bytes + 2 * self.vocab * self.d_model * BYTES_PER_VALUE
+
+
+MODELS: dict[str, ModelShape] = {
+    m.name: m
+    for m in (
+        ModelShape(
+            name="minicpm4.1-8b",
+            layers=32,
+            d_model=4096,
+            heads=32,
+            kv_heads=2,
+            head_dim=128,
+            ffn=16384,
+            vocab=73448,
+            scale_emb=12.0,
+            scale_depth=1.4,
+            dim_model_base=256,
+        ),
+    )
+}
+"""Models by name. Sizes of MiniCPM4.1-8B: its public configuration."""
+
+
+def model_named(name: str) -> ModelShape:
+    """The model of that name.
+
+    Raises SpardaError with the known names where there is none.
+    """
+    try:
+        return MODELS[name]
+    except KeyError:
+        known = ", ".join(sorted(MODELS))
+        raise SpardaError(f"unknown model {name!r}; known models: {known}.") from None

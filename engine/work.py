@@ -1,0 +1,95 @@
+"""The least work of every kind of operation: flops, HBM bytes and link bytes from the shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparda.engine.config import Config, Workload
+from sparda.engine.plan import Work
+from sparda.engine.shapes import BYTES_PER_VALUE as V
+from sparda.engine.shapes import ModelShape, SparseSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Work of each kind for one (model, geometry, workload, configuration)."""
+
+    shape: ModelShape
+    spec: SparseSpec
+    workload: Workload
+    config: Config
+
+    @property
+    def batch(self) -> int:
+        return self.workload.batch
+
+    @property
+    def heads(self) -> int:
+        """(sequence, KV head) pairs: what selection, misses and attention are counted in."""
+        return self.workload.batch * self.shape.kv_heads
+
+    @property
+    def blocks(self) -> int:
+        return self.spec.blocks(self.workload.context_tokens)
+
+    @property
+    def chosen(self) -> int:
+        return min(self.config.top_k, self.blocks)
+
+    @property
+    def misses(self) -> int:
+        """Blocks that one layer fetches in one step, over all sequences and KV heads."""
+        return round(self.workload.miss_rate * self.config.top_k * self.heads)
+
+    def linear(self, out_features: int, in_features: int) -> Work:
+        b = self.batch
+        moved = out_features * in_features + b * (in_features + out_features)
+        return Work(flops=2 * b * out_features * in_features, hbm_bytes=moved * V)
+
+    def embed(self) -> Work:
+        return Work(hbm_bytes=2 * self.batch * self.shape.d_model * V)
+
+    def norm(self) -> Work:
+        return Work(hbm_bytes=4 * self.batch * self.shape.d_model * V)
+
+    def silu(self) -> Work:
+        return Work(hbm_bytes=3 * self.batch * self.shape.ffn * V)
+
+    def append(self, width: int) -> Work:
+        return Work(hbm_bytes=2 * self.batch * width * V)
+
+    def score(self) -> Work:
+        keys = self.heads * self.spec.compressed(self.workload.context_tokens)
+        return Work(
+            flops=2 * keys * self.shape.head_dim,
+            hbm_bytes=keys * self.shape.head_dim * V + 4 * self.heads * self.blocks,
+        )
+
+    def headscore(self) -> Work:
+        keys = self.heads * self.spec.compressed(self.workload.context_tokens)
+        return Work(
+            flops=4 * keys * self.shape.group * self.shape.head_dim,
+            hbm_bytes=2 * keys * self.shape.head_dim * V + 4 * self.heads * self.blocks,
+        )
+
+    def select(self) -> Work:
+        return Work(hbm_bytes=self.heads * (8 * self.blocks + 12 * self.config.slots + 8 * self.chosen))
+
+    def prefetch(self) -> Work:
+        moved = self.misses * self.shape.block_bytes(self.spec)
+        return Work(hbm_bytes=moved, h2d_bytes=moved, ctas=self.config.prefetch_ctas)
+
+    def attention(self) -> Work:
+        tokens = self.heads * self.chosen * self.spec.block
+        kv = self.heads * self.chosen * self.shape.block_bytes(self.spec)
+        return Work(
+            flops=4 * tokens * self.shape.group * self.shape.head_dim,
+            hbm_bytes=kv + 2 * self.batch * self.shape.q_width * V,
+        )
+
+    def sample(self) -> Work:
+        return Work(hbm_bytes=self.batch * self.shape.vocab * V)
+
+    def writeback(self, layers: int) -> Work:
+        moved = layers * self.heads * 2 * self.shape.head_dim * V
+        return Work(hbm_bytes=moved, d2h_bytes=moved)

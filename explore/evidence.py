@@ -1,0 +1,192 @@
+"""Every figure the documentation claims, recomputed from a profile's committed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sparda.calibrate.profile import Profile
+from sparda.calibrate.store import Row
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.loader import to_plain
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import SparseSpec, model_named
+from sparda.explore.cells import CellVerdict, config_of, workload_of
+from sparda.explore.validate import FILE, read_cells, verdicts
+from sparda.sim.player import play
+from sparda.sim.speed import steps_per_second
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One claimed number. ``value`` is None where its rows are missing; ``met`` then is None too.
+
+    ``rows`` counts the measurement rows it rests on, ``provenance`` names their sessions and GPU.
+    """
+
+    value: float | None
+    unit: str
+    target: float | None
+    higher_is_better: bool
+    rows: int
+    conditions: str
+    provenance: str
+
+    @property
+    def met(self) -> bool | None:
+        if self.value is None or self.target is None:
+            return None
+        return self.value >= self.target if self.higher_is_better else self.value <= self.target
+
+    def to_dict(self) -> dict[str, object]:
+        return {**to_plain(self), "met": self.met}
+
+
+class _Evidence:
+    """The rows of one profile and the figures computed from them."""
+
+    def __init__(self, profile: Profile, seconds: float) -> None:
+        self.profile, self.seconds = profile, seconds
+        self.spec, self.shape = SparseSpec(), model_named(profile.model)
+        self.link = [r for r in profile.store.latest("link") if "gb_s" in r.values]
+        self.steps = profile.store.latest("step")
+        self.validation = profile.store.rows("validation")
+        self.sessions = profile.store.provenance
+
+    def figure(
+        self, value: float | None, unit: str, target: float | None, higher: bool, rows: Sequence[Row], conditions: str
+    ) -> Figure:
+        return Figure(value, unit, target, higher, len(rows), conditions, self._provenance(rows))
+
+    def _provenance(self, rows: Sequence[Row]) -> str:
+        names = sorted({r.session for r in rows})
+        gpus = sorted({str(self.sessions[n].get("gpu", "unknown GPU")) for n in names if n in self.sessions})
+        return f"{', '.join(gpus) or 'unknown GPU'}: {', '.join(names)}" if names else "no rows"
+
+    def share(self, case: str, target: float) -> Figure:
+        """Best rate of a 2-CTA prefetch over the plateau of the link, both with blocks read in place by the GPU."""
+        plateau = max((r for r in self.link if r.case.get("case") == "all_miss"), key=_gb_s, default=None)
+        two = [
+            r for r in self.link if r.op == "prefetch" and r.case.get("ctas") == 2 and r.case.get("case") == case
+        ]
+        best = max(two, key=_gb_s, default=None)
+        value, conditions = None, f"2 CTAs, case {case}: no rows"
+        if plateau and best and _gb_s(plateau) > 0:
+            value = _gb_s(best) / _gb_s(plateau)
+            conditions = (
+                f"2 CTAs, {best.case.get('warps')} warps, {best.case.get('stages')} stages, case {case}: "
+                f"{_gb_s(best):.1f} of {_gb_s(plateau):.1f} GB/s"
+            )
+        used = [*two, plateau] if plateau and plateau not in two else two
+        return self.figure(value, "fraction of the UVA plateau", target, True, used, conditions)
+
+    def step_ms(self, batch: int, miss_rate: float, target: float) -> Figure:
+        """Smallest median step of the 128K workload, whatever the CTAs, warps and stages."""
+        wanted = Workload(batch, 131072, miss_rate)
+
+        def belongs(row: Row) -> bool:
+            c = config_of(row)
+            near = abs(workload_of(row).miss_rate - miss_rate) < 1e-6
+            size = (workload_of(row).batch, workload_of(row).context_tokens) == (wanted.batch, wanted.context_tokens)
+            return near and size and (c.policy, c.top_k, c.lookahead) == ("sparda", 96, 1)
+
+        rows = [r for r in [*self.steps, *self.validation] if belongs(r)]
+        best = min(rows, key=lambda r: r.us, default=None)
+        conditions = f"batch {batch}, 131072 tokens, {miss_rate:.0%} misses, top-k 96, lookahead 1"
+        if best:
+            conditions += f", {config_of(best).prefetch_ctas} CTAs; median of {len(best.samples_us)} samples"
+        return self.figure(best.us / 1e3 if best else None, "ms", target, False, rows, conditions)
+
+    def held_out(self) -> dict[str, Figure]:
+        """Errors of simulated whole steps against measured ones that no cost was fitted to."""
+        errors = [abs(self._simulated_us(r) / r.us - 1) for r in self.steps if r.us > 0]
+        worst = max(zip(errors, self.steps, strict=True), key=lambda pair: pair[0], default=None) if errors else None
+        where = f"worst: batch {worst[1].case.get('batch')}, {worst[1].op or 'step'}" if worst else "no rows"
+        text = "measured whole steps, simulated from kernel, link and co-run rows alone"
+
+        def held(value: float | None, unit: str, target: float, higher: bool, more: str = "") -> Figure:
+            return self.figure(value, unit, target, higher, self.steps, f"{text}{more}")
+
+        unit = "share of the measured step"
+        return {
+            "heldout.steps.count": held(float(len(errors)), "steps", 40, True),
+            "heldout.steps.median": held(median(errors) if errors else None, unit, 0.05, False),
+            "heldout.steps.max": held(max(errors, default=None), unit, 0.15, False, f"; {where}"),
+        }
+
+    def _simulated_us(self, row: Row) -> float:
+        plan = make_plan(self.shape, self.spec, workload_of(row), config_of(row))
+        return play(plan, self.profile.costs).step_us
+
+    def cells(self) -> list[CellVerdict]:
+        path = self.profile.folder / FILE
+        return verdicts(read_cells(path), self.validation) if path.exists() and self.validation else []
+
+    def validated(self) -> dict[str, Figure]:
+        """Regret of the chosen configurations and their gain over the public rule, both measured."""
+        judged = [v for v in self.cells() if v.regret is not None]
+        text = f"{len(judged)} measured cells of {FILE}"
+        worst = max(judged, key=lambda v: v.regret or 0.0, default=None)
+        gained = [v for v in judged if v.gain_public is not None]
+        most = max(gained, key=lambda v: v.gain_public or 0.0, default=None)
+        return {
+            "regret.max": self.figure(
+                worst.regret if worst else None,
+                "share of the best measured step",
+                0.03,
+                False,
+                self.validation,
+                f"{text}; worst: {_cell_text(worst)}" if worst else text,
+            ),
+            "gain.vs_public.max": self.figure(
+                most.gain_public if most else None,
+                "tokens/s over the public rule's CTA count, less 1",
+                None,
+                True,
+                self.validation,
+                f"{text}; most: {_cell_text(most)}" if most else text,
+            ),
+        }
+
+    def speed(self) -> Figure:
+        plan = make_plan(self.shape, self.spec, Workload(), Config())
+        value = steps_per_second(plan, self.profile.costs, self.seconds)
+        text = f"one core of this machine, {len(plan.ops)} operations a step, measured for {self.seconds:g} s"
+        return Figure(value, "simulated steps/s", None, True, 0, text, "measured now")
+
+
+def _gb_s(row: Row) -> float:
+    return float(row.values["gb_s"])
+
+
+def _cell_text(verdict: CellVerdict) -> str:
+    w = verdict.workload
+    return f"batch {w.batch}, {w.context_tokens} tokens, {w.miss_rate:.0%} misses"
+
+
+def evidence(profile: Profile, seconds: float = 1.0, each: Callable[[], None] = lambda: None) -> dict[str, Figure]:
+    """All figures by id, in the order of the documentation. ``seconds`` are spent on the simulator's own speed.
+
+    Raises SpardaError where a row is damaged or its workload cannot be.
+    """
+    known = _Evidence(profile, seconds)
+    figures: dict[str, Figure] = {}
+    parts: list[Callable[[], dict[str, Figure]]] = [
+        lambda: {"prefetch.share.2cta.all_miss": known.share("all_miss", 0.95)},
+        lambda: {"prefetch.share.2cta.miss15_b16": known.share("miss15_b16", 0.90)},
+        lambda: {"decode.step_ms.b4_m06": known.step_ms(4, 0.06, 6.5)},
+        lambda: {"decode.step_ms.b16_m06": known.step_ms(16, 0.06, 7.8)},
+        lambda: {"decode.step_ms.b64_m03": known.step_ms(64, 0.03, 12.1)},
+        known.held_out,
+        known.validated,
+        lambda: {"sim.steps_per_s": known.speed()},
+    ]
+    for part in parts:
+        try:
+            figures |= part()
+        except SpardaError as e:
+            raise SpardaError(f"{profile.label}: {e}") from None
+        each()
+    return figures

@@ -1,0 +1,188 @@
+"""A CTA table in the formats others read: Markdown, JSON, TOML, CSV and a POSIX shell function."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shlex
+from collections.abc import Callable, Mapping
+
+from sparda.engine.errors import SpardaError
+from sparda.engine.loader import to_plain
+from sparda.explore.table import CtaTable, TableRow
+from sparda.explore.text import columns, percent, tokens_label, wrapped
+
+FUNCTION = "sparda_prefetch_ctas"
+
+
+def table_text(table: CtaTable) -> str:
+    """The table for a terminal, 80 columns at most."""
+    headers = ["context", "batch", "miss", "CTAs", "ahead", "tokens/s", "low", "high", "gain", "confirmed"]
+    cells = [
+        [
+            tokens_label(r.context_tokens),
+            str(r.batch),
+            percent(r.miss_rate, 0 if round(100 * r.miss_rate, 6).is_integer() else 1),
+            str(r.prefetch_ctas) + ("" if r.inside else "?"),
+            str(r.lookahead),
+            f"{r.tokens_per_s:.0f}" + ("" if r.fits else "*"),
+            f"{r.low:.0f}",
+            f"{r.high:.0f}",
+            percent(r.gain, 1, sign=True),
+            r.confirmed,
+        ]
+        for r in table.rows
+    ]
+    return columns(headers, cells) + "\n" + "\n".join(wrapped(n) for n in table_notes(table))
+
+
+def table_notes(table: CtaTable) -> list[str]:
+    """What a reader must know beside the numbers, one sentence or two each."""
+    yes, no, dash = table.confirmed
+    notes = [
+        f"Profile {table.label}, {table.gpu}, model {table.model}, policy {table.policy}. low and high: predicted "
+        f"tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors.",
+        f"CTAs: the fewest within {percent(table.noise)} (run-to-run spread) of the fastest. gain: predicted "
+        "tokens/s over the public launcher's CTA count for an H100 (16 up to batch 16, else 32), all else equal.",
+        f"confirmed: {yes} measured as chosen, {no} contradicted by a measurement, {dash} not measured (-).",
+    ]
+    unfit = sorted({r.limit_reason.split(":")[0] for r in table.rows if not r.fits})
+    if unfit:
+        notes.append(f"* does not fit this machine's {' or '.join(unfit)}; the speed holds where there is enough.")
+    if any(not r.inside for r in table.rows):
+        notes.append("? outside the measured range: an extrapolation.")
+    return notes
+
+
+def table_markdown(table: CtaTable) -> str:
+    """The table as GitHub Markdown with its notes below."""
+    lines = [
+        "| context | batch | miss rate | CTAs | lookahead | tokens/s | band | gain | confirmed |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|:---:|",
+    ]
+    for r in table.rows:
+        lines.append(
+            f"| {tokens_label(r.context_tokens)} | {r.batch} | {percent(r.miss_rate)} | {r.prefetch_ctas}"
+            f"{'' if r.inside else ' ?'} | {r.lookahead} | {r.tokens_per_s:.0f}{'' if r.fits else ' \\*'} "
+            f"| {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} |"
+        )
+    notes = [n.replace("*", "\\*") for n in table_notes(table)]
+    return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
+
+
+def table_json(table: CtaTable) -> str:
+    """The table as one JSON object: ``to_plain`` of CtaTable, with a schema."""
+    return json.dumps({"schema": 1, **table.to_dict()}, indent=1) + "\n"
+
+
+def table_csv(table: CtaTable) -> str:
+    """One line for each row; columns are TableRow's fields, tied CTA counts separated by spaces."""
+    out = io.StringIO()
+    names = list(TableRow.__dataclass_fields__)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["profile", "tier", "gpu", "model", *names])
+    for row in table.rows:
+        plain = to_plain(row)
+        values = [plain[n] for n in names]
+        writer.writerow(
+            [table.profile, table.tier, table.gpu, table.model, *(" ".join(map(str, v)) if isinstance(v, list) else v
+                                                                   for v in values)]
+        )
+    return out.getvalue()
+
+
+def table_toml(table: CtaTable) -> str:
+    """The table as TOML: keys of CtaTable, then an array of tables ``rows``."""
+    plain = {"schema": 1, **table.to_dict()}
+    rows = plain.pop("rows")
+    text = _toml_lines(plain)
+    assert isinstance(rows, list)
+    return text + "".join(f"\n[[rows]]\n{_toml_lines(row)}" for row in rows)
+
+
+def _toml_lines(table: Mapping[str, object]) -> str:
+    # Scalars and flat lists of them are written alike in JSON and TOML.
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items())
+
+
+def gpu_names(table: CtaTable) -> list[str]:
+    """Names under which the shell function knows the profile's GPU: exact ones, since a near one is another GPU."""
+    names = [table.gpu, table.gpu.removeprefix("NVIDIA "), table.profile, table.profile.split(".")[0]]
+    return list(dict.fromkeys(n for n in names if n))
+
+
+def shell_snippet(table: CtaTable) -> str:
+    """Lines for a launch script: PREFETCH_CTAS, which the public SparDA launcher reads, set from the table."""
+    gpu = shlex.quote(table.gpu)
+    return f'PREFETCH_CTAS=$({FUNCTION} {gpu} "${{BATCH:-16}}" "${{CONTEXT:-131072}}") && export PREFETCH_CTAS\n'
+
+
+def table_shell(table: CtaTable) -> str:
+    """A POSIX shell function GPU BATCH CONTEXT -> CTA count, for the table's reference miss rate.
+
+    Between cells it takes the next larger context and batch, above the last cell the last one.
+    """
+    rows = [r for r in table.rows if r.miss_rate == table.miss_rate]
+    contexts = sorted({r.context_tokens for r in rows})
+    body = []
+    for number, context in enumerate(contexts):
+        word = "if" if number == 0 else "elif"
+        last = number == len(contexts) - 1
+        body.append("    else" if last and number else f'    {word} [ "$3" -le {context} ]; then' if not last else "    if :; then")
+        body += _shell_batches([r for r in rows if r.context_tokens == context])
+    body.append("    fi")
+    names = "|".join(shlex.quote(n) for n in gpu_names(table))
+    return "\n".join(
+        [
+            f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs for the prefetch kernel, at {percent(table.miss_rate)} misses.",
+            f"# Profile {table.label}, model {table.model}. Source this file, then for example:",
+            *(f"#   {line}" for line in shell_snippet(table).splitlines()),
+            f"{FUNCTION}() {{",
+            '    case "$1" in',
+            f"    {names}) ;;",
+            f"    *) echo \"{FUNCTION}: no table for GPU '$1'; this one is for {_in_double(table.gpu)}\" >&2; return 1 ;;",
+            "    esac",
+            '    case "$#:$2:$3" in',
+            "    3:*[!0-9:]*|3::*|3:*:)",
+            f'        echo "{FUNCTION}: batch \'$2\' and context \'$3\' must be whole numbers" >&2; return 1 ;;',
+            "    3:*) ;;",
+            f'    *) echo "usage: {FUNCTION} GPU BATCH CONTEXT_TOKENS" >&2; return 1 ;;',
+            "    esac",
+            *body,
+            "}",
+            "",
+        ]
+    )
+
+
+def _in_double(text: str) -> str:
+    """``text`` inside a double-quoted shell word."""
+    return "".join("\\" + c if c in '\\"$`' else c for c in text)
+
+
+def _shell_batches(rows: list[TableRow]) -> list[str]:
+    ordered = sorted(rows, key=lambda r: r.batch)
+    if len(ordered) == 1:
+        return [f"        echo {ordered[0].prefetch_ctas}"]
+    lines = []
+    for number, row in enumerate(ordered[:-1]):
+        lines.append(f'        {"if" if number == 0 else "elif"} [ "$2" -le {row.batch} ]; then echo {row.prefetch_ctas}')
+    return [*lines, f"        else echo {ordered[-1].prefetch_ctas}", "        fi"]
+
+
+FORMATS: dict[str, Callable[[CtaTable], str]] = {
+    "text": lambda t: table_text(t) + "\n",
+    "md": table_markdown,
+    "json": table_json,
+    "toml": table_toml,
+    "csv": table_csv,
+    "sh": table_shell,
+}
+
+
+def export(table: CtaTable, fmt: str) -> str:
+    """The table in one of FORMATS."""
+    if fmt not in FORMATS:
+        raise SpardaError(f"table format {fmt!r} is not known; allowed are {', '.join(FORMATS)}.")
+    return FORMATS[fmt](table)

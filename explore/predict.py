@@ -1,0 +1,143 @@
+"""Predictions: a step played on a profile, with the profile's error band, envelope and memory limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparda.calibrate.profile import Profile
+from sparda.engine.config import Config, Workload
+from sparda.engine.loader import to_plain
+from sparda.engine.memory import Memory, memory_of
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import ModelShape, SparseSpec, model_named
+from sparda.explore.scenario import Limits, Scenario
+from sparda.explore.text import GIB
+from sparda.sim.player import play
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One configuration on one workload. Times in microseconds, memory in GiB, speed in tokens per second.
+
+    ``low`` and ``high`` bound tokens/s by the 90th percentile of the profile's held-out step errors.
+    """
+
+    workload: Workload
+    config: Config
+    step_us: float
+    tokens_per_s: float
+    low: float
+    high: float
+    inside: bool
+    outside_reasons: tuple[str, ...]
+    fits: bool
+    limit_reason: str
+    gpu_gib: float
+    pinned_gib: float
+    gpu_over_gib: float
+    """GiB above the GPU limit; negative where it fits."""
+    pinned_over_gib: float
+
+    def to_dict(self) -> dict[str, object]:
+        return to_plain(self)
+
+
+def predict(
+    profile: Profile,
+    shape: ModelShape,
+    spec: SparseSpec,
+    workload: Workload,
+    config: Config,
+    limits: Limits | None = None,
+) -> Prediction:
+    """The predicted step of ``config`` on ``workload``.
+
+    Too much memory is reported, not refused: the step's time is the same on a machine with enough of it.
+    Raises SpardaError where the combination cannot be (top_k above the block count).
+    """
+    plan = make_plan(shape, spec, workload, config)
+    timeline = play(plan, profile.costs)
+    outside = tuple(profile.outside(plan))
+    memory = memory_of(shape, spec, workload, config)
+    gpu_limit, pinned_limit = limits_gib(profile, limits or Limits())
+    gpu, pinned = memory.gpu_bytes / GIB, memory.pinned_bytes / GIB
+    reason = _limit_reason(memory, gpu_limit, pinned_limit)
+    speed, error = timeline.tokens_per_s, profile.band.p90
+    return Prediction(
+        workload=workload,
+        config=config,
+        step_us=timeline.step_us,
+        tokens_per_s=speed,
+        # The band is a share of the measured time, and tokens/s is its reciprocal: measured = predicted * (1 +- e).
+        low=speed * max(0.0, 1 - error),
+        high=speed * (1 + error),
+        inside=not outside,
+        outside_reasons=outside,
+        fits=not reason,
+        limit_reason=reason,
+        gpu_gib=gpu,
+        pinned_gib=pinned,
+        gpu_over_gib=gpu - gpu_limit,
+        pinned_over_gib=pinned - pinned_limit,
+    )
+
+
+def limits_gib(profile: Profile, limits: Limits) -> tuple[float, float]:
+    """GPU and pinned host memory that may be used, GiB."""
+    machine = profile.machine
+    return (
+        limits.gpu_gib or machine.hbm_capacity_bytes / GIB,
+        limits.pinned_gib or machine.host_pinned_bytes / GIB,
+    )
+
+
+def _limit_reason(memory: Memory, gpu_limit: float, pinned_limit: float) -> str:
+    needs = (
+        ("GPU memory", memory.gpu_bytes / GIB, gpu_limit),
+        ("pinned memory", memory.pinned_bytes / GIB, pinned_limit),
+    )
+    return "; ".join(
+        f"{name}: {need:.1f} GiB needed, {limit:.1f} GiB there, {need - limit:.1f} GiB too much"
+        for name, need, limit in needs
+        if need > limit
+    )
+
+
+@dataclass(slots=True)
+class Predictor:
+    """``predict`` for one profile and model, remembering what it has already played."""
+
+    profile: Profile
+    shape: ModelShape
+    spec: SparseSpec = field(default_factory=SparseSpec)
+    limits: Limits = field(default_factory=Limits)
+    played: int = 0
+    """Steps simulated so far; less than the questions asked, since answers are kept."""
+    _known: dict[tuple[Workload, Config], Prediction] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, profile: Profile, scenario: Scenario) -> Predictor:
+        return cls(profile, model_named(scenario.model), limits=scenario.limits)
+
+    def __call__(self, workload: Workload, config: Config) -> Prediction:
+        key = (workload, config)
+        if key not in self._known:
+            self._known[key] = predict(self.profile, self.shape, self.spec, workload, config, self.limits)
+            self.played += 1
+        return self._known[key]
+
+
+def prediction_label(config: Config) -> str:
+    """The turned values of a configuration in a few words."""
+    resident = f", {config.resident_blocks} resident" if config.resident_blocks else ""
+    return (
+        f"{config.prefetch_ctas} CTAs x {config.prefetch_warps} warps x {config.prefetch_stages} stages, "
+        f"lookahead {config.lookahead}, top-k {config.top_k}{resident}"
+    )
+
+
+def config_dict(config: Config) -> dict[str, int | str]:
+    """The configuration as plain values, keyed as rows and scenario files key it."""
+    plain: Mapping[str, object] = to_plain(config)
+    return {k: v for k, v in plain.items() if isinstance(v, int | str)}

@@ -1,0 +1,125 @@
+"""The space of configurations: enumeration (the oracle) and the choice among predictions that tie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
+
+from sparda.calibrate.profile import Profile
+from sparda.engine.config import Config, Workload, check_fits
+from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.explore.predict import Prediction, Predictor
+from sparda.explore.scenario import CTA_COUNTS, Grid
+
+LEAST_NOISE = 0.005
+"""Two step times closer than half a percent are never told apart, however quiet the machine was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Values to try for each knob. ``resident_blocks`` 0 means "as many as top_k"."""
+
+    prefetch_ctas: tuple[int, ...] = CTA_COUNTS
+    prefetch_warps: tuple[int, ...] = (1, 2, 4)
+    prefetch_stages: tuple[int, ...] = (2, 4, 8)
+    lookahead: tuple[int, ...] = (0, 1, 2)
+    top_k: tuple[int, ...] = (96,)
+    resident_blocks: tuple[int, ...] = (0,)
+
+    @classmethod
+    def of_table(cls, grid: Grid, config: Config) -> Space:
+        """The space of one table cell: CTA counts and a lookahead of 1 or 2, the rest as configured."""
+        defaults: dict[str, tuple[int, ...]] = {"lookahead": (1, 2)}
+        return cls._filled(grid, config, defaults)
+
+    @classmethod
+    def of_search(cls, grid: Grid, config: Config) -> Space:
+        """The space of a search on one workload: every knob that leaves the chosen blocks as they are.
+
+        top_k stays as configured: fewer blocks are always faster, and no simulator can say what they cost in
+        quality.
+        """
+        own = cls()
+        defaults = {n: getattr(own, n) for n in ("prefetch_warps", "prefetch_stages", "lookahead")}
+        return cls._filled(grid, config, defaults)
+
+    @classmethod
+    def _filled(cls, grid: Grid, config: Config, defaults: dict[str, tuple[int, ...]]) -> Space:
+        names = [f.name for f in fields(cls)]
+        return cls(**{n: getattr(grid, n) or defaults.get(n, (getattr(config, n),)) for n in names})
+
+    @property
+    def size(self) -> int:
+        total = 1
+        for f in fields(self):
+            total *= len(getattr(self, f.name))
+        return total
+
+    def configs(self, shape: ModelShape, spec: SparseSpec, workload: Workload, base: Config) -> Iterator[Config]:
+        """Every configuration that can be; the policy is ``base``'s.
+
+        Raises SpardaError, with the last reason, where not one can be.
+        """
+        names = [f.name for f in fields(self)]
+        found, reason = False, "the space is empty"
+        for values in product(*(getattr(self, n) for n in names)):
+            try:
+                config = replace(base, **dict(zip(names, values, strict=True)))
+                check_fits(shape, spec, workload, config)
+            except SpardaError as e:
+                reason = str(e)
+                continue
+            found = True
+            yield config
+        if not found:
+            raise SpardaError(f"no configuration of the grid is possible: {reason}")
+
+
+def enumerate_space(
+    predictor: Predictor,
+    space: Space,
+    workload: Workload,
+    base: Config,
+    each: Callable[[], None] = lambda: None,
+) -> list[Prediction]:
+    """A prediction of every possible configuration: the oracle that searches are held to."""
+    found = []
+    for config in space.configs(predictor.shape, predictor.spec, workload, base):
+        found.append(predictor(workload, config))
+        each()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen prediction, the fastest one, and all that cannot be told from the fastest, fewest CTAs first."""
+
+    best: Prediction
+    fastest: Prediction
+    ties: tuple[Prediction, ...]
+    noise: float
+    considered: int
+    fitting: int
+
+
+def noise_of(profile: Profile) -> float:
+    """Relative difference of step times below which two configurations tie: the run-to-run spread."""
+    return max(LEAST_NOISE, profile.band.spread)
+
+
+def pick(predictions: Sequence[Prediction], noise: float) -> Choice:
+    """The fewest CTAs among those within ``noise`` of the fastest; then the fastest of these.
+
+    What does not fit in memory is chosen only where nothing fits; the choice then says so (``best.fits``).
+    CTAs that copy are CTAs that do not compute for anyone else, so speed that noise could explain buys none.
+    """
+    if not predictions:
+        raise SpardaError("nothing to choose from: no configuration was predicted; widen the grid.")
+    fitting = [p for p in predictions if p.fits]
+    pool = fitting or list(predictions)
+    fastest = max(pool, key=lambda p: p.tokens_per_s)
+    ties = [p for p in pool if p.tokens_per_s >= fastest.tokens_per_s * (1 - noise)]
+    ties.sort(key=lambda p: (p.config.prefetch_ctas, -p.tokens_per_s))
+    return Choice(ties[0], fastest, tuple(ties), noise, len(predictions), len(fitting))

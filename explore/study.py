@@ -1,0 +1,239 @@
+"""Search with Optuna where enumeration is too long: a study that can be resumed and is held to an oracle."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import JournalFileBackend
+
+from sparda.engine.config import Config, Workload, check_fits
+from sparda.engine.errors import SpardaError
+from sparda.engine.loader import to_plain
+from sparda.explore.predict import Prediction, Predictor
+from sparda.explore.space import Choice, Space, pick
+
+SPEED = "tokens_per_s"
+SPEED_AND_BLOCKS = "tokens_per_s,top_k"
+OBJECTIVES = (SPEED, SPEED_AND_BLOCKS)
+"""Fastest; or fastest for each top_k, the number of blocks read being the budget that buys quality."""
+
+POPULATION = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a study came to.
+
+    ``regret`` is the found step time over the oracle's, less 1: below 0 where the study searched further than
+    the oracle's grid; None without an oracle. With two objectives it is the worst over the top_k budgets.
+    """
+
+    objective: str
+    trials: int
+    new_trials: int
+    infeasible: int
+    choice: Choice
+    front: tuple[Prediction, ...]
+    regret: float | None
+    seed: int
+    storage: str
+
+
+def wide_space(space: Space) -> Space:
+    """A larger space around ``space``, too large to enumerate in a moment: every CTA count, stage count, lookahead."""
+    return replace(
+        space,
+        prefetch_ctas=tuple(range(1, max(space.prefetch_ctas) + 1)),
+        prefetch_warps=(1, 2, 4, 8),
+        prefetch_stages=tuple(range(1, 13)),
+        lookahead=tuple(range(max(space.lookahead) + 1)),
+    )
+
+
+def run_study(
+    predictor: Predictor,
+    space: Space,
+    workload: Workload,
+    base: Config,
+    *,
+    trials: int,
+    noise: float,
+    seed: int = 0,
+    objective: str = SPEED,
+    storage: str | None = None,
+    oracle: Sequence[Prediction] = (),
+    each: Callable[[], None] = lambda: None,
+) -> Finding:
+    """Run ``trials`` more trials and choose among all the study's, those of earlier runs included.
+
+    ``storage``: None keeps the study in memory, a path keeps it in an Optuna journal, a URL goes to Optuna as it
+    is. Raises SpardaError where the storage holds a study of something else.
+    """
+    if objective not in OBJECTIVES:
+        raise SpardaError(f"objective {objective!r} is not known; allowed are {' and '.join(OBJECTIVES)}.")
+    if trials < 0:
+        raise SpardaError(f"trials is {trials}; give 0 or more.")
+    with _quiet():
+        study = _open(storage, objective, seed, _fingerprint(predictor, space, workload, base, objective))
+        before = len(study.trials)
+        study.optimize(
+            lambda trial: _evaluate(trial, predictor, space, workload, base, objective),
+            n_trials=trials,
+            callbacks=[lambda _study, _trial: each()],
+        )
+        seen = study.get_trials(deepcopy=False)
+    found = _found(predictor, workload, base, seen)
+    choice = pick(found, noise)
+    front = _front(found) if objective == SPEED_AND_BLOCKS else ()
+    return Finding(
+        objective=objective,
+        trials=len(seen),
+        new_trials=len(seen) - before,
+        infeasible=sum(t.state != optuna.trial.TrialState.COMPLETE or _over(t) for t in seen),
+        choice=choice,
+        front=front,
+        regret=_regret(choice, front, oracle),
+        seed=seed,
+        storage=storage or "memory",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna's log lines and experimental notices say nothing a user of this search could act on."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+def _fingerprint(predictor: Predictor, space: Space, workload: Workload, base: Config, objective: str) -> str:
+    """Identity of what is searched; machine and costs count through the profile's sessions and name."""
+    profile = predictor.profile
+    parts: list[object] = [profile.name, profile.tier, list(profile.sessions), predictor.shape.name, objective]
+    parts += [to_plain(space), to_plain(workload), to_plain(base), to_plain(predictor.limits)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _storage(text: str | None) -> Any:
+    if text is None:
+        return None
+    if "://" in text:
+        return text
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise SpardaError(f"{path}: its folder does not exist; give a journal file in an existing folder.")
+    if path.is_dir():
+        raise SpardaError(f"{path} is a folder; give a file for the study's journal.")
+    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+
+
+def _open(storage: str | None, objective: str, seed: int, fingerprint: str) -> optuna.Study:
+    try:
+        study = optuna.create_study(
+            storage=_storage(storage),
+            study_name="sparda",
+            directions=["maximize"] * len(objective.split(",")),
+            load_if_exists=True,
+        )
+        known = study.user_attrs.get("searches")
+        done = len(study.trials)
+    except SpardaError:
+        raise
+    except Exception as e:  # Optuna passes on whatever its storage raises: JSON, OS and database errors.
+        raise SpardaError(f"{storage}: cannot be opened as a study ({type(e).__name__}: {e}); give another.") from None
+    if known is None:
+        study.set_user_attr("searches", fingerprint)
+    elif known != fingerprint:
+        raise SpardaError(
+            f"{storage} holds a study of another scenario, profile, space or objective; give a new file, or the "
+            "arguments it was begun with."
+        )
+    # A resumed sampler starts from another seed, or it would ask for the first trials once more.
+    sampler = optuna.samplers.TPESampler(seed=seed + done, multivariate=True)
+    genetic = optuna.samplers.NSGAIISampler(seed=seed + done, population_size=POPULATION)
+    study.sampler = genetic if objective == SPEED_AND_BLOCKS else sampler
+    return study
+
+
+def _evaluate(
+    trial: optuna.Trial, predictor: Predictor, space: Space, workload: Workload, base: Config, objective: str
+) -> float | tuple[float, float]:
+    values = {f.name: _suggest(trial, f.name, getattr(space, f.name)) for f in fields(space)}
+    try:
+        config = replace(base, **values)
+        check_fits(predictor.shape, predictor.spec, workload, config)
+    except SpardaError:
+        # Two values that cannot be together: nothing to predict, and nothing to learn a speed from.
+        raise optuna.TrialPruned from None
+    p = predictor(workload, config)
+    trial.set_constraint("gpu_over_gib", p.gpu_over_gib)
+    trial.set_constraint("pinned_over_gib", p.pinned_over_gib)
+    return (p.tokens_per_s, float(config.top_k)) if objective == SPEED_AND_BLOCKS else p.tokens_per_s
+
+
+def _suggest(trial: optuna.Trial, name: str, values: Sequence[int]) -> int:
+    """An evenly spaced axis as integers, so that the sampler learns from neighbours; any other as categories."""
+    steps = {b - a for a, b in zip(values, values[1:], strict=False)} or {1}
+    if len(steps) == 1 and min(steps) > 0:
+        return trial.suggest_int(name, values[0], values[-1], step=min(steps))
+    return int(trial.suggest_categorical(name, list(values)))
+
+
+def _over(trial: optuna.trial.FrozenTrial) -> bool:
+    return any(value > 0 for value in trial.constraints.values())
+
+
+def _found(
+    predictor: Predictor, workload: Workload, base: Config, trials: Sequence[optuna.trial.FrozenTrial]
+) -> list[Prediction]:
+    """Predictions of all finished trials; an earlier run's are played again, which takes milliseconds each."""
+    done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
+    configs = dict.fromkeys(replace(base, **t.params) for t in done)
+    if not configs:
+        raise SpardaError("the study has no finished trial with a possible configuration; give more trials.")
+    return [predictor(workload, c) for c in configs]
+
+
+def _front(found: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """Predictions that nothing beats in both speed and top_k, from the smallest top_k to the largest."""
+    pool = [p for p in found if p.fits] or list(found)
+    best: list[Prediction] = []
+    for p in sorted(pool, key=lambda p: (-p.config.top_k, -p.tokens_per_s, p.config.prefetch_ctas)):
+        if not best or p.tokens_per_s > best[-1].tokens_per_s:
+            best.append(p)
+    return tuple(reversed(best))
+
+
+def _regret(choice: Choice, front: Sequence[Prediction], oracle: Sequence[Prediction]) -> float | None:
+    if not oracle:
+        return None
+    if not front:
+        return _slower(choice.fastest, oracle)
+    budgets = sorted({p.config.top_k for p in oracle})
+    worst = [_slower_at(k, front, oracle) for k in budgets if any(p.config.top_k >= k for p in front)]
+    return max(worst) if worst else None
+
+
+def _slower_at(top_k: int, front: Sequence[Prediction], oracle: Sequence[Prediction]) -> float:
+    """Regret for a reader who wants at least ``top_k`` blocks."""
+    best = max((p for p in front if p.config.top_k >= top_k), key=lambda p: p.tokens_per_s)
+    return _slower(best, [p for p in oracle if p.config.top_k >= top_k])
+
+
+def _slower(found: Prediction, oracle: Sequence[Prediction]) -> float:
+    pool = [p for p in oracle if p.fits] or list(oracle)
+    return found.step_us / min(p.step_us for p in pool) - 1
+

@@ -1,0 +1,135 @@
+"""The CTA table: for each context, batch and miss rate, how many CTAs the prefetch kernel should get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sparda.calibrate.profile import Profile
+from sparda.calibrate.store import Row
+from sparda.engine.config import Config, Workload
+from sparda.engine.loader import to_plain
+from sparda.explore.cells import NOT_RUN, cell_verdict, public_ctas
+from sparda.explore.predict import Predictor
+from sparda.explore.scenario import Scenario
+from sparda.explore.space import Space, enumerate_space, noise_of, pick
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One cell. ``step_us`` in microseconds, ``low`` and ``high`` bound ``tokens_per_s`` by the error band.
+
+    ``gain`` is the predicted tokens/s over that of the public rule's CTA count, less 1, all else equal.
+    ``confirmed``: "yes", "no" (contradicted by a measurement) or "-" (not measured).
+    """
+
+    context_tokens: int
+    batch: int
+    miss_rate: float
+    top_k: int
+    prefetch_ctas: int
+    prefetch_warps: int
+    prefetch_stages: int
+    lookahead: int
+    resident_blocks: int
+    step_us: float
+    tokens_per_s: float
+    low: float
+    high: float
+    public_ctas: int
+    gain: float
+    tied_ctas: tuple[int, ...]
+    inside: bool
+    fits: bool
+    limit_reason: str
+    confirmed: str
+
+    @property
+    def workload(self) -> Workload:
+        return Workload(self.batch, self.context_tokens, self.miss_rate)
+
+
+@dataclass(frozen=True, slots=True)
+class CtaTable:
+    """The rows and what they rest on. ``band`` is the p90 of held-out step errors, ``noise`` the tie width."""
+
+    profile: str
+    tier: str
+    gpu: str
+    model: str
+    policy: str
+    band: float
+    noise: float
+    miss_rate: float
+    """The miss rate that a lookup without one means: the scenario's, or the grid's nearest."""
+    rows: tuple[TableRow, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.profile} ({self.tier})"
+
+    @property
+    def confirmed(self) -> tuple[int, int, int]:
+        """How many rows were confirmed, contradicted and not measured."""
+        marks = [r.confirmed for r in self.rows]
+        return marks.count("yes"), marks.count("no"), marks.count(NOT_RUN)
+
+    def to_dict(self) -> dict[str, object]:
+        return to_plain(self)
+
+
+def cta_table(
+    profile: Profile, scenario: Scenario, predictor: Predictor | None = None, each: Callable[[], None] = lambda: None
+) -> CtaTable:
+    """The table over the scenario's grid. ``each`` is called after every cell."""
+    predictor = predictor or Predictor.of(profile, scenario)
+    space = Space.of_table(scenario.grid, scenario.config)
+    noise = noise_of(profile)
+    measured = profile.store.rows("validation") if profile.model == scenario.model else []
+    rows = []
+    for workload in scenario.grid.cells:
+        rows.append(_row(predictor, space, workload, scenario.config, noise, measured))
+        each()
+    wanted = scenario.workload.miss_rate
+    return CtaTable(
+        profile=profile.name,
+        tier=profile.tier,
+        gpu=profile.machine.gpu,
+        model=scenario.model,
+        policy=scenario.config.policy,
+        band=profile.band.p90,
+        noise=noise,
+        miss_rate=min(scenario.grid.miss_rate, key=lambda m: (abs(m - wanted), m)),
+        rows=tuple(rows),
+    )
+
+
+def _row(
+    predictor: Predictor, space: Space, workload: Workload, base: Config, noise: float, measured: Sequence[Row]
+) -> TableRow:
+    best = pick(enumerate_space(predictor, space, workload, base), noise)
+    p, c = best.best, best.best.config
+    public = public_ctas(workload.batch)
+    rule = predictor(workload, replace(c, prefetch_ctas=public))
+    return TableRow(
+        context_tokens=workload.context_tokens,
+        batch=workload.batch,
+        miss_rate=workload.miss_rate,
+        top_k=c.top_k,
+        prefetch_ctas=c.prefetch_ctas,
+        prefetch_warps=c.prefetch_warps,
+        prefetch_stages=c.prefetch_stages,
+        lookahead=c.lookahead,
+        resident_blocks=c.resident_blocks,
+        step_us=p.step_us,
+        tokens_per_s=p.tokens_per_s,
+        low=p.low,
+        high=p.high,
+        public_ctas=public,
+        gain=p.tokens_per_s / rule.tokens_per_s - 1,
+        tied_ctas=tuple(sorted({t.config.prefetch_ctas for t in best.ties})),
+        inside=p.inside,
+        fits=p.fits,
+        limit_reason=p.limit_reason,
+        confirmed=cell_verdict(workload, c, measured).confirmed,
+    )

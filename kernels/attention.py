@@ -1,0 +1,245 @@
+"""Decode attention over the chosen blocks of a slot cache, with the blocks of one head split over thread blocks."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_SPLITS = 32
+"""Most thread blocks that share one KV head: beyond it, merging their results costs more than it saves."""
+MIN_BLOCKS = 4
+"""Fewest blocks worth a thread block of their own: with fewer, starting and merging it outweigh its reading."""
+FILL = 0.9
+"""Part of two thread blocks per multiprocessor that counts as a full GPU."""
+STAGES = 5
+"""Pipeline depth: the loads of slot indices take half of it, which leaves two blocks of keys and values in flight."""
+MERGE_VALUES = 8192
+"""fp32 values of other splits that a merging thread block holds in registers: 64 a thread."""
+
+
+@triton.jit
+def _attend(
+    q: tl.tensor, cache: tl.tensor, chosen: tl.tensor, first: tl.tensor, last: tl.tensor, count: tl.tensor,
+    tail: tl.tensor, scale: tl.tensor, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
+    DOT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Softmax over the entries [first, last) of one head: its maximum (log2 units), sum and weighted values."""
+    tokens = tl.arange(0, BLOCK)
+    dims = tl.arange(0, D)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for entry in tl.range(first, last, num_stages=STAGES):
+        rows = cache + tl.load(chosen + entry).to(tl.int64) * (2 * BLOCK * D)
+        length = tl.where(entry == count - 1, tail, BLOCK)
+        k = tl.load(rows + tokens[None, :] * D + dims[:, None])
+        # Rows past the newest token were never written: a NaN there would survive a weight of zero, so load zeros.
+        v = tl.load(rows + BLOCK * D + tokens[:, None] * D + dims[None, :], mask=tokens[:, None] < length, other=0.0)
+        scores = tl.where(tokens[None, :] < length, tl.dot(q.to(DOT), k.to(DOT)) * scale, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(scores - new_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(tl.bfloat16).to(DOT), v.to(DOT))
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
+def _block_attention_kernel(
+    q: tl.tensor, cache: tl.tensor, chosen_slots: tl.tensor, chosen_count: tl.tensor, positions: tl.tensor,
+    out: tl.tensor, partial: tl.tensor, stats: tl.tensor, arrivals: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
+    heads: tl.tensor, slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+) -> None:  # fmt: skip
+    split = tl.program_id(0)
+    owner = tl.program_id(1).to(tl.int64)
+    sequence = owner // heads
+    count = tl.load(chosen_count + owner)
+    tail = tl.load(positions + sequence) % BLOCK + 1
+    share = tl.cdiv(count, splits)
+    first = split * share
+    last = tl.minimum(first + share, count)
+
+    group = tl.arange(0, ROWS)
+    real = group < G
+    dims = tl.arange(0, D)
+    q_rows = q + sequence * q_row + ((owner % heads) * G + group) * q_head
+    queries = tl.load(q_rows[:, None] + dims[None, :], mask=real[:, None], other=0.0)
+    cache += owner * slots * (2 * BLOCK * D)
+    chosen_slots += owner * top_k
+    top, total, acc = _attend(queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT)
+    if SINGLE:
+        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + (owner * G + group[:, None]) * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])
+    else:
+        stats += owner * splits * G * 2
+        partial += owner * splits * G * D
+        tl.store(stats + (split * G + group) * 2, top, mask=real)
+        tl.store(stats + (split * G + group) * 2 + 1, total, mask=real)
+        tl.store(partial + (split * G + group[:, None]) * D + dims[None, :], acc, mask=real[:, None])
+        # The barrier puts every thread's stores before the one thread's atomic, whose release publishes them all.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(arrivals + owner, 1, sem="acq_rel", scope="gpu")
+        if arrived == splits - 1:
+            # Shares are handed out in order, so the splits that have one come first; the others have nothing to add.
+            live = tl.cdiv(count, tl.maximum(share, 1))
+            _merge(stats, partial, out + owner * G * D, live, G, MERGE_ROWS, MERGE_SPLITS, D)
+            tl.store(arrivals + owner, 0)
+
+
+@triton.jit
+def _merge(
+    stats: tl.tensor, partial: tl.tensor, out: tl.tensor, live: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, D: tl.constexpr,
+) -> None:  # fmt: skip
+    """Write one head's attention from the results of its first ``live`` splits, always added in the same order.
+
+    SPLITS results are read at a time: the other loads hide behind the first, and all of them sit in registers.
+    """
+    group = tl.arange(0, ROWS)
+    real = group < G
+    dims = tl.arange(0, D)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, D], tl.float32)
+    for begin in range(0, live, SPLITS):
+        splits = begin + tl.arange(0, SPLITS)
+        known = (splits < live)[:, None] & real[None, :]
+        rows = splits[:, None] * G + group[None, :]
+        # Other multiprocessors wrote these: read them from L2 (.cg), never from this one's L1.
+        tops = tl.load(stats + rows * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(stats + rows * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
+        values_at = partial + rows[:, :, None] * D + dims[None, None, :]
+        values = tl.load(values_at, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
+        new_top = tl.where(real, tl.maximum(top, tl.max(tops, 0)), 0.0)
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(tops - new_top[None, :])
+        total = total * shrink + tl.sum(totals * weights, 0)
+        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
+        top = new_top
+    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + group[:, None] * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])
+
+
+def block_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    chosen_slots: torch.Tensor,
+    chosen_count: torch.Tensor,
+    positions: torch.Tensor,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    arrivals: torch.Tensor,
+    *,
+    splits: int,
+) -> None:
+    """Fill ``out`` with each query head's softmax attention over the tokens of its KV head's chosen blocks.
+
+    q: [B, Hq, D] bf16; any strides with the last dimension contiguous. Query heads of one KV head are adjacent.
+    cache: [B, H, S, 2, block, D] bf16, contiguous, keys then values.
+    chosen_slots: [B, H, T] int32, slots of the chosen blocks in ascending block order; the last valid one is the tail
+    block, which holds ``positions[b] % block + 1`` tokens, and all others are full.
+    chosen_count: [B, H] int32, valid entries, 1 to T. positions: [B] int32, position of the token being decoded.
+    out: [B, Hq, D] bf16, contiguous. Scratch: partial [B, H, splits, G, D] and stats [B, H, splits, G, 2] fp32 (the
+    second holds maximum, in log2 units, and sum); arrivals [B, H] int32, zero before the call and again after it.
+    splits: thread blocks per KV head. The result depends on it, and not on which slots hold the blocks or on timing.
+
+    Raises ValueError for shapes or types that do not fit together.
+    """
+    inputs = {"chosen_slots": chosen_slots, "chosen_count": chosen_count, "positions": positions}
+    others = {**inputs, "out": out, "partial": partial, "stats": stats, "arrivals": arrivals}
+    group = _check(q, cache, splits, others)
+    batch, heads, slots, _, block, head_dim = cache.shape
+    rows = triton.next_power_of_2(group)
+    scale = math.log2(math.e) / math.sqrt(head_dim)
+    sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[2], splits, scale)
+    _block_attention_kernel[(splits, batch * heads)](
+        q,
+        cache,
+        *others.values(),
+        *sizes,
+        G=group,
+        ROWS=max(16, rows),
+        BLOCK=block,
+        D=head_dim,
+        STAGES=STAGES,
+        SINGLE=splits == 1,
+        # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
+        DOT=tl.bfloat16 if isinstance(_block_attention_kernel, triton.runtime.JITFunction) else tl.float32,
+        MERGE_ROWS=rows,
+        MERGE_SPLITS=max(1, min(MAX_SPLITS, MERGE_VALUES // (rows * head_dim))),
+        num_warps=4,
+    )
+
+
+def attention_splits(heads: int, top_k: int, sms: int) -> int:
+    """Thread blocks to give each of ``heads`` (sequence, KV head) pairs that attend over ``top_k`` blocks each.
+
+    Enough to put about two thread blocks on each of ``sms`` multiprocessors, at most 32, each with at least four
+    blocks to read, and none without any. Raises ValueError unless all three are at least 1.
+    """
+    if min(heads, top_k, sms) < 1:
+        raise ValueError(f"heads, top_k and sms must be at least 1, got {heads}, {top_k} and {sms}")
+    wanted = math.ceil(2 * FILL * sms / heads)
+    splits = max(1, min(wanted, top_k // MIN_BLOCKS, MAX_SPLITS))
+    return math.ceil(top_k / math.ceil(top_k / splits))
+
+
+def block_attention_reference(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    chosen_slots: torch.Tensor,
+    chosen_count: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """Dense fp32 attention over the gathered tokens: [B, Hq, D] fp32; inputs as for ``block_attention``."""
+    batch, heads, _, _, block, head_dim = cache.shape
+    queries = q.float().reshape(batch, heads, -1, head_dim)
+    out = torch.empty_like(queries)
+    for b, position in enumerate(positions.tolist()):
+        for h, count in enumerate(chosen_count[b].tolist()):
+            tokens = (count - 1) * block + position % block + 1
+            chosen = cache[b, h, chosen_slots[b, h, :count].long()].float()
+            keys, values = (chosen[:, half].reshape(-1, head_dim)[:tokens] for half in (0, 1))
+            out[b, h] = torch.softmax(queries[b, h] @ keys.T / math.sqrt(head_dim), dim=-1) @ values
+    return out.reshape(batch, -1, head_dim)
+
+
+def _check(q: torch.Tensor, cache: torch.Tensor, splits: int, others: dict[str, torch.Tensor]) -> int:
+    """Query heads per KV head, once all tensors (``others`` by argument name) are known to fit together."""
+    if cache.dim() != 6 or cache.shape[3] != 2 or cache.dtype != torch.bfloat16 or not cache.is_contiguous():
+        raise ValueError(
+            f"cache must be contiguous bf16 [B, H, S, 2, block, D], got {cache.dtype} {tuple(cache.shape)}"
+        )
+    batch, heads, _, _, block, head_dim = cache.shape
+    if block < 16 or block & (block - 1) or head_dim < 16 or head_dim & (head_dim - 1):
+        raise ValueError(f"block and D must be powers of two from 16 up, got {block} and {head_dim}")
+    if q.dim() != 3 or q.shape[0] != batch or q.shape[1] % heads or q.shape[1] < 1 or q.shape[2] != head_dim:
+        raise ValueError(f"q must be [{batch}, a multiple of {heads}, {head_dim}], got {tuple(q.shape)}")
+    if q.dtype != torch.bfloat16 or q.stride(2) != 1:
+        raise ValueError(f"q must be bf16 with its last dimension contiguous, got {q.dtype}, strides {q.stride()}")
+    if splits < 1:
+        raise ValueError(f"splits must be at least 1, got {splits}")
+    group = int(q.shape[1]) // int(heads)
+    allowed = {
+        "chosen_slots": ((batch, heads, others["chosen_slots"].shape[-1]), torch.int32),
+        "chosen_count": ((batch, heads), torch.int32),
+        "positions": ((batch,), torch.int32),
+        "out": (tuple(q.shape), torch.bfloat16),
+        "partial": ((batch, heads, splits, group, head_dim), torch.float32),
+        "stats": ((batch, heads, splits, group, 2), torch.float32),
+        "arrivals": ((batch, heads), torch.int32),
+    }
+    for name, (shape, dtype) in allowed.items():
+        tensor = others[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
+        if tensor.device != cache.device:
+            raise ValueError(f"{name} must be on {cache.device} like cache, got {tensor.device}")
+    return group

@@ -1,0 +1,57 @@
+"""What the simulator asks of a calibrated machine: how long an operation takes alone, and beside others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparda.engine.plan import Op, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A GPU, its memory, its link and its host, as far as a decode step meets them. Bandwidths in GB/s (1e9 B/s)."""
+
+    name: str
+    gpu: str
+    sms: int
+    hbm_gb_s: float
+    link_h2d_gb_s: float
+    link_d2h_gb_s: float
+    hbm_capacity_bytes: int
+    host_pinned_bytes: int
+
+
+class CostModel(Protocol):
+    """Costs of operations on one machine. Times in nanoseconds, rates in bytes per nanosecond (= GB/s)."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    def alone_ns(self, op: Op, plan: Plan) -> float:
+        """Duration of a compute operation (any kind but ``prefetch``) with the GPU to itself, in a CUDA graph."""
+        ...
+
+    def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
+        """Factor >= 1 on a compute operation's duration while a prefetch of ``ctas`` CTAs runs beside it."""
+        ...
+
+    def transfer_start_ns(self, plan: Plan) -> float:
+        """From a prefetch's start to its first byte; paid even with nothing to move."""
+        ...
+
+    def transfer_gb_s(self, plan: Plan) -> float:
+        """Rate of a prefetch alone, for the configuration's CTAs, warps and stages; never above the link."""
+        ...
+
+    def transfer_share(self, op: Op, plan: Plan) -> float:
+        """Factor in (0, 1] on a prefetch's rate while compute operation ``op`` runs beside it."""
+        ...
+
+    def join_ns(self, plan: Plan) -> float:
+        """Extra latency of an operation that waits for another stream (a cross-stream edge of the CUDA graph)."""
+        ...
+
+    def step_ns(self, plan: Plan) -> float:
+        """What every step pays outside its operations: graph launch, first and last kernel."""
+        ...

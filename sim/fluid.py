@@ -1,0 +1,115 @@
+"""The shared machine: everything that runs progresses at a rate that changes only when what runs changes."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+import simpy
+from simpy.events import Event
+
+from sparda.engine.plan import Plan
+from sparda.sim.costs import CostModel
+from sparda.sim.rates import Load, Rates, share_rates
+from sparda.sim.timeline import Sample
+
+ROUNDING_NS = 1e-6
+"""Float noise in a finishing time; without it a time of exactly 7 ns could round up to 8."""
+
+NEVER = -1
+
+
+class _Flow:
+    """A running operation: what is left of its load's amount, and how fast that goes."""
+
+    __slots__ = ("done", "index", "left", "rate")
+
+    def __init__(self, load: Load, done: Event) -> None:
+        self.index = load.index
+        self.left = load.amount
+        self.rate = 0.0
+        self.done = done
+
+
+class FluidMachine:
+    """Runs loads at once on one GPU and its link. Time is whole nanoseconds; operations end rounded up.
+
+    ``samples`` collects the GB/s on link and HBM from each instant at which they change.
+    """
+
+    def __init__(self, env: simpy.Environment, plan: Plan, costs: CostModel) -> None:
+        self._env = env
+        self._plan = plan
+        self._costs = costs
+        self._loads: dict[int, Load] = {}
+        self._known: dict[tuple[int, ...], Rates] = {}
+        self._running: list[_Flow] = []
+        self._advanced_to = 0
+        self._wakes_at = NEVER
+        self._settles_later = False
+        self.samples: list[Sample] = []
+
+    def start(self, load: Load, done: Event) -> Event:
+        """Begin ``load`` now; ``done`` (which is returned) succeeds when all of it is through."""
+        self._loads[load.index] = load
+        self._running.append(_Flow(load, done))
+        if not self._settles_later:
+            self._settle()
+        return done
+
+    def _settle(self, _: Event | None = None) -> None:
+        """Work out the rates of what runs from now on, and set a timeout for the first that ends."""
+        self._settles_later = False
+        now = int(self._env.now)
+        passed, self._advanced_to = now - self._advanced_to, now
+        # Layers repeat: a step of hundreds of operations has a few dozen different sets of running loads.
+        key = tuple([flow.index for flow in self._running])
+        rates = self._known.get(key) or self._share(key)
+        soonest = inf
+        for flow, rate in zip(self._running, rates.each, strict=True):
+            if passed:
+                flow.left -= flow.rate * passed
+            flow.rate = rate
+            if rate > 0.0 and flow.left < soonest * rate:
+                soonest = flow.left / rate
+        self._sample(now, rates)
+        if soonest < inf:
+            delay = max(0, ceil(soonest - ROUNDING_NS))
+            if now + delay != self._wakes_at:
+                self._wakes_at = now + delay
+                self._env.timeout(delay).callbacks.append(self._wake)
+
+    def _wake(self, _: Event) -> None:
+        """End what is through."""
+        now = int(self._env.now)
+        if now != self._wakes_at:
+            return  # What runs has changed since this timeout was set; another stands in for it.
+        self._wakes_at = NEVER
+        passed, self._advanced_to = now - self._advanced_to, now
+        last: Event | None = None
+        still: list[_Flow] = []
+        for flow in self._running:
+            flow.left -= flow.rate * passed
+            # Twice the tolerance of the delay: a flow whose end set the timeout is through when it fires.
+            if flow.left <= 2 * ROUNDING_NS * flow.rate:
+                last = flow.done.succeed()
+            else:
+                still.append(flow)
+        self._running = still
+        if last is None:
+            self._settle()
+        else:
+            # Whoever waits for these ends starts its next operation in this same instant. Behind them all, as
+            # the last callback of the last end, rates are worked out once, without an event of their own.
+            self._settles_later = True
+            last.callbacks.append(self._settle)
+
+    def _share(self, key: tuple[int, ...]) -> Rates:
+        rates = share_rates([self._loads[index] for index in key], self._plan, self._costs)
+        self._known[key] = rates
+        return rates
+
+    def _sample(self, now: int, rates: Rates) -> None:
+        samples = self.samples
+        if samples and samples[-1][0] == now:
+            samples.pop()
+        samples.append((now, rates.link_gb_s, rates.hbm_gb_s))

@@ -1,0 +1,86 @@
+"""Plays a plan on a machine's costs: one SimPy process per stream, all on one shared machine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import ceil
+
+import simpy
+from simpy.events import Event
+
+from sparda.engine.errors import SpardaError
+from sparda.engine.plan import Op, Plan
+from sparda.sim.costs import CostModel
+from sparda.sim.fluid import ROUNDING_NS, FluidMachine
+from sparda.sim.rates import Loads
+from sparda.sim.timeline import Span, Timeline
+
+UNPLAYED = -1
+
+
+class _Player:
+    """The state of one play: when each operation started and ended, and the event of its end."""
+
+    def __init__(self, plan: Plan, costs: CostModel) -> None:
+        self.env = simpy.Environment()
+        self.machine = FluidMachine(self.env, plan, costs)
+        self.loads = Loads(plan, costs)
+        self.join_ns = _whole_ns(costs.join_ns(plan))
+        self.transfer_start_ns = _whole_ns(costs.transfer_start_ns(plan))
+        self.finished = [self.env.event() for _ in plan.ops]
+        self.starts = [UNPLAYED] * len(plan.ops)
+        self.ends = [UNPLAYED] * len(plan.ops)
+
+    def stream(self, ops: list[Op]) -> Generator[Event, None, None]:
+        """The operations of one stream, one after the other."""
+        env, machine, load_of, finished = self.env, self.machine, self.loads.of, self.finished
+        for op in ops:
+            index = op.index
+            if op.after:
+                for earlier in op.after:
+                    yield finished[earlier]
+                if self.join_ns:
+                    yield env.timeout(self.join_ns)
+            self.starts[index] = int(env.now)
+            load = load_of(op)
+            if load.copies and self.transfer_start_ns:
+                # The first reads are under way but nothing moves yet, so nothing else is disturbed.
+                yield env.timeout(self.transfer_start_ns)
+            if load.copies and not load.amount:
+                finished[index].succeed()
+            else:
+                yield machine.start(load, finished[index])
+            self.ends[index] = int(env.now)
+
+
+def play(plan: Plan, costs: CostModel) -> Timeline:
+    """Simulate one decode step. The same plan and costs give the same timeline, byte for byte.
+
+    An operation starts when its stream's last one has ended and all it waits for has ended; where it waits for
+    other streams, ``join_ns`` later. Raises SpardaError where some operation can never run.
+    """
+    player = _Player(plan, costs)
+    streams: dict[str, list[Op]] = {}
+    for op in plan.ops:
+        streams.setdefault(op.stream, []).append(op)
+    for ops in streams.values():
+        player.env.process(player.stream(ops))
+    player.env.run()
+    for op, end in zip(plan.ops, player.ends, strict=True):
+        if end == UNPLAYED:
+            raise SpardaError(
+                f"operation {op.name} of stream {op.stream} never ends on {costs.machine.name}; give a plan whose "
+                "waits form no circle and a machine whose bandwidths are all above zero."
+            )
+    return Timeline(
+        plan=plan,
+        machine=costs.machine.name,
+        spans=tuple(map(Span, plan.ops, player.starts, player.ends)),
+        makespan_ns=max(player.ends, default=0) + _whole_ns(costs.step_ns(plan)),
+        link_bytes=sum(op.work.h2d_bytes for op in plan.ops),
+        samples=tuple(player.machine.samples),
+    )
+
+
+def _whole_ns(ns: float) -> int:
+    return max(0, ceil(ns - ROUNDING_NS))

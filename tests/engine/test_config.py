@@ -1,0 +1,81 @@
+"""What is refused, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparda.engine.config import Config, Workload, check_fits
+from sparda.engine.errors import SpardaError
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import MODELS, ModelShape, SparseSpec, model_named
+
+SHAPE = MODELS["minicpm4.1-8b"]
+SPEC = SparseSpec()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Workload(batch=0), r"workload\.batch is 0; allowed are 1 to 1024"),
+        (lambda: Workload(batch=1025), r"workload\.batch is 1025"),
+        (lambda: Workload(context_tokens=0), r"workload\.context_tokens is 0"),
+        (lambda: Workload(miss_rate=1.5), r"workload\.miss_rate is 1\.5; .* 0 to 1"),
+        (lambda: Workload(miss_rate=float("nan")), r"workload\.miss_rate is nan"),
+        (lambda: Config(policy="spards"), r"config\.policy is 'spards'; allowed are sparda, sparda-on-demand, sparse"),
+        (lambda: Config(top_k=0), r"config\.top_k is 0"),
+        (lambda: Config(lookahead=5), r"config\.lookahead is 5; allowed are 0 to 4"),
+        (lambda: Config(lookahead=-1), r"config\.lookahead is -1"),
+        (lambda: Config(prefetch_ctas=0), r"config\.prefetch_ctas is 0"),
+        (lambda: Config(prefetch_warps=3), r"config\.prefetch_warps is 3; allowed are 1, 2, 4, 8"),
+        (lambda: Config(prefetch_stages=13), r"config\.prefetch_stages is 13"),
+        (lambda: Config(top_k=96, resident_blocks=95), r"config\.resident_blocks is 95 with top_k 96"),
+        (lambda: SparseSpec(kernel=48), "kernel 48, stride 16"),
+        (lambda: model_named("gpt"), r"unknown model 'gpt'; known models: .*minicpm4\.1-8b"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(SpardaError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("workload", "config", "says"),
+    [
+        (Workload(context_tokens=4096), Config(top_k=65), "top_k is 65 but a context of 4096 tokens has 64 blocks"),
+        (Workload(), Config(top_k=33), "top_k is 33 but 34 blocks are always chosen"),
+        (Workload(context_tokens=131073), Config(), "context_tokens is 131073; .* reaches 131072"),
+    ],
+)
+def test_a_combination_that_cannot_be_is_refused_with_both_values(
+    workload: Workload, config: Config, says: str
+) -> None:
+    with pytest.raises(SpardaError, match=says):
+        make_plan(SHAPE, SPEC, workload, config)
+
+
+def test_lookahead_stays_below_the_number_of_layers() -> None:
+    shallow = ModelShape("shallow", layers=2, d_model=64, heads=2, kv_heads=1, head_dim=32, ffn=64, vocab=64)
+    with pytest.raises(SpardaError, match=r"lookahead is 2; shallow has 2 layers"):
+        check_fits(shallow, SPEC, Workload(), Config(lookahead=2))
+
+
+@pytest.mark.parametrize("top_k", [34, 64])
+def test_the_bounds_themselves_fit(top_k: int) -> None:
+    check_fits(SHAPE, SPEC, Workload(context_tokens=4096), Config(top_k=top_k))
+
+
+def test_resident_blocks_left_at_zero_are_as_many_as_top_k() -> None:
+    assert Config(top_k=80).slots == 80
+    assert Config(top_k=80, resident_blocks=120).slots == 120
+
+
+def test_the_forced_blocks_of_the_default_geometry_are_thirty_four() -> None:
+    assert SPEC.forced == 34
+    assert SPEC.keys_per_block == 4
+
+
+@pytest.mark.parametrize(("tokens", "keys"), [(0, 0), (31, 0), (32, 1), (47, 1), (48, 2), (64, 3), (131072, 8191)])
+def test_a_compressed_key_counts_once_its_window_is_whole(tokens: int, keys: int) -> None:
+    assert SPEC.compressed(tokens) == keys

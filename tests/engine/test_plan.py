@@ -1,0 +1,198 @@
+"""What every plan holds to, and what sets the policies apart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.plan import MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
+from sparda.engine.policies import PLANNERS, make_plan, projections, resident_layers
+from sparda.engine.shapes import MODELS, SparseSpec
+
+SHAPE = MODELS["minicpm4.1-8b"]
+SPEC = SparseSpec()
+BLOCK = 32 * 1024
+
+policies = st.sampled_from(POLICIES)
+lookaheads = st.integers(0, 4)
+workloads = st.builds(
+    Workload, batch=st.integers(1, 64), context_tokens=st.integers(8192, 131072), miss_rate=st.floats(0, 1)
+)
+
+
+def plan_of(policy: str, lookahead: int = 1, workload: Workload | None = None, top_k: int = 96) -> Plan:
+    config = Config(policy=policy, lookahead=lookahead, top_k=top_k)
+    return make_plan(SHAPE, SPEC, workload or Workload(), config)
+
+
+def before(plan: Plan, op: Op) -> set[int]:
+    """Indices of all that must have finished before ``op`` begins: waits and the order of each stream."""
+    earlier: list[set[int]] = []
+    last: dict[str, int] = {}
+    for one in plan:
+        direct = [*one.after, *([last[one.stream]] if one.stream in last else [])]
+        earlier.append(set(direct).union(*(earlier[d] for d in direct)))
+        last[one.stream] = one.index
+    return earlier[op.index]
+
+
+def only(plan: Plan, kind: str, layer: int) -> Op:
+    (op,) = [op for op in plan.of_kind(kind) if op.layer == layer]
+    return op
+
+
+@given(policies, lookaheads, workloads)
+def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, workload: Workload) -> None:
+    plan = plan_of(policy, lookahead, workload)
+    for index, op in enumerate(plan):
+        assert op.index == index
+        assert op.stream in STREAMS
+        assert list(op.after) == sorted(set(op.after))
+        for wait in op.after:
+            assert wait < index
+            assert plan.ops[wait].stream != op.stream
+
+
+@given(policies, lookaheads, workloads)
+def test_every_operation_has_work_and_none_is_negative(policy: str, lookahead: int, workload: Workload) -> None:
+    for op in plan_of(policy, lookahead, workload):
+        work = (op.work.flops, op.work.hbm_bytes, op.work.h2d_bytes, op.work.d2h_bytes)
+        assert min(work) >= 0
+        assert any(work) or op.kind == "prefetch"
+
+
+@given(policies, lookaheads)
+def test_the_last_operation_waits_for_all_others(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    assert plan.ops[-1].kind == "sample"
+    assert before(plan, plan.ops[-1]) == set(range(len(plan.ops) - 1))
+
+
+@given(policies, lookaheads)
+def test_every_layer_chooses_once_and_attends_once_after_its_own_choice(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    for layer in range(SHAPE.layers):
+        attention = only(plan, "attention", layer)
+        assert only(plan, "select", layer).index in before(plan, attention)
+        assert only(plan, "append", layer).index in before(plan, attention)
+
+
+@given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
+def test_one_prefetch_for_every_layer_from_lookahead_on_and_never_for_layer_0(policy: str, lookahead: int) -> None:
+    layers = [op.layer for op in plan_of(policy, lookahead).of_kind("prefetch")]
+    assert layers == list(range(max(1, lookahead), SHAPE.layers))
+
+
+def test_sparse_fetches_for_every_layer_but_the_first() -> None:
+    assert [op.layer for op in plan_of("sparse").of_kind("prefetch")] == list(range(1, SHAPE.layers))
+
+
+@given(policies, lookaheads)
+def test_layers_without_a_prefetch_are_those_that_stay_resident(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    assert len(plan.of_kind("prefetch")) == SHAPE.layers - resident_layers(plan.config, SHAPE.layers)
+
+
+def test_a_resident_cache_moves_nothing_over_the_link() -> None:
+    plan = plan_of("sparse-resident")
+    assert not plan.of_kind("prefetch")
+    assert not plan.of_kind("writeback")
+    assert sum(op.work.h2d_bytes + op.work.d2h_bytes for op in plan) == 0
+    assert plan.streams == (MAIN,)
+
+
+@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads, workloads)
+def test_a_prefetch_moves_its_misses_of_32_kib(policy: str, lookahead: int, workload: Workload) -> None:
+    misses = round(workload.miss_rate * 96 * workload.batch * SHAPE.kv_heads)
+    for op in plan_of(policy, lookahead, workload).of_kind("prefetch"):
+        assert op.work.h2d_bytes == op.work.hbm_bytes == misses * BLOCK
+        assert op.work.d2h_bytes == 0
+        assert op.work.ctas == 2
+
+
+@given(policies, lookaheads)
+def test_an_attention_waits_for_the_prefetch_of_its_own_layer(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    for fetch in plan.of_kind("prefetch"):
+        assert fetch.layer is not None
+        attention = only(plan, "attention", fetch.layer)
+        assert fetch.index in before(plan, attention)
+        if fetch.stream != MAIN:
+            assert attention.after == (fetch.index,)
+
+
+@given(st.integers(1, 4))
+def test_a_choice_is_made_lookahead_layers_ahead_beside_the_main_stream(lookahead: int) -> None:
+    plan = plan_of("sparda", lookahead)
+    for layer in range(lookahead, SHAPE.layers):
+        score, fetched = only(plan, "score", layer), [op for op in plan.of_kind("prefetch") if op.layer == layer]
+        assert score.stream == SELECT
+        assert score.after == (only(plan, "append", layer - lookahead).index,)
+        assert [op.stream for op in fetched] == [PREFETCH]
+        assert only(plan, "attention", layer - 1).index not in before(plan, fetched[0])
+
+
+@given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
+def test_without_lookahead_or_prefetch_all_runs_on_the_main_stream_but_the_writeback(policy: str, ahead: int) -> None:
+    if policy == "sparda":
+        ahead = 0
+    assert {op.kind for op in plan_of(policy, ahead) if op.stream != MAIN} == {"writeback"}
+
+
+def test_without_lookahead_sparda_is_sparda_on_demand() -> None:
+    assert plan_of("sparda", 0).ops == plan_of("sparda-on-demand", 0).ops
+
+
+@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads)
+def test_the_writeback_carries_one_token_of_every_offloaded_layer(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    (op,) = plan.of_kind("writeback")
+    offloaded = SHAPE.layers - resident_layers(plan.config, SHAPE.layers)
+    assert op.work.d2h_bytes == offloaded * 16 * 2 * 2 * 128 * 2
+    assert only(plan, "append", SHAPE.layers - 1).index in before(plan, op)
+
+
+@given(policies, lookaheads)
+def test_the_projection_is_as_wide_as_its_selection_queries_ask(policy: str, lookahead: int) -> None:
+    plan = plan_of(policy, lookahead)
+    for layer in range(SHAPE.layers):
+        queries = len(projections(plan.config, layer, SHAPE.layers))
+        width = SHAPE.q_width + (2 + queries) * SHAPE.kv_width
+        assert only(plan, "qkv", layer).work.flops == 2 * 16 * width * SHAPE.d_model
+
+
+@given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
+def test_every_layer_is_scored_by_exactly_one_projected_query(policy: str, lookahead: int) -> None:
+    config = Config(policy=policy, lookahead=lookahead)
+    scored = []
+    for layer in range(SHAPE.layers):
+        for query in projections(config, layer, SHAPE.layers):
+            scored.append(layer + lookahead if query == "forecast" else layer)
+    assert sorted(scored) == list(range(SHAPE.layers))
+
+
+def test_every_policy_that_may_be_named_has_a_planner() -> None:
+    assert set(PLANNERS) == set(POLICIES)
+
+
+def test_names_tell_the_layer_where_there_is_one() -> None:
+    plan = plan_of("sparda")
+    assert plan.ops[0].name == "embed"
+    assert only(plan, "attention", 3).name == "attention[3]"
+
+
+def test_a_builder_drops_waits_within_a_stream() -> None:
+    builder = PlanBuilder()
+    first = builder.add("a", Work())
+    beside = builder.add("b", Work(), stream=SELECT, after=[first])
+    builder.add("c", Work(), after=[first, beside, beside])
+    plan = builder.plan(SHAPE, SPEC, Workload(), Config())
+    assert [op.after for op in plan] == [(), (first,), (beside,)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_are_values(policy: str) -> None:
+    assert plan_of(policy) == plan_of(policy)
+    assert plan_of(policy) != plan_of(policy, top_k=64)

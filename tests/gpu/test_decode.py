@@ -1,0 +1,93 @@
+"""The captured step on a real GPU: whoever fetches the blocks, and whenever, the tokens are the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparda.engine.config import Config, Workload
+from sparda.engine.decoder import Decoder
+from sparda.engine.policies import make_plan
+from sparda.engine.reference import ReferenceDecoder, history_of
+from sparda.engine.shapes import SparseSpec
+from sparda.engine.tiers import Tiers
+from sparda.engine.trace import rotating_trace
+
+SPEC = SparseSpec()
+CONTEXT = 16384 - 40
+"""Not at a block boundary, and 40 tokens before one: a run of 300 tokens opens five blocks."""
+
+
+def decode(shape, weights, pool, config, steps, *, miss_rate=None, batch=4):
+    """Tokens [steps, B] and last logits of a captured run, and how many blocks were fetched per layer and step."""
+    workload = Workload(batch, CONTEXT, miss_rate or 0.0)
+    tiers = Tiers(shape, SPEC, workload, config, "cuda", capacity=CONTEXT + 400, pool=pool)
+    tiers.seed(seed=5)
+    trace = None
+    if miss_rate is not None:
+        trace = rotating_trace(shape, SPEC, workload, config, blocks=tiers.blocks, device="cuda")
+    decoder = Decoder(make_plan(shape, SPEC, workload, config), weights, tiers, trace)
+    decoder.capture()
+    tiers.seed(seed=5)
+    decoder.tokens.copy_(torch.arange(batch) * 17)
+    tokens = []
+    for _ in range(steps):
+        decoder.step()
+        tokens.append(decoder.tokens.clone())
+    torch.cuda.synchronize()
+    return torch.stack(tokens), decoder.logits.clone(), decoder.misses_per_layer()
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+def test_prefetching_gives_bit_equal_outputs_to_fetching_the_same_choice_on_demand(shape, weights, pool, lookahead):
+    ahead = decode(shape, weights, pool, Config("sparda", lookahead=lookahead), 300)
+    demand = decode(shape, weights, pool, Config("sparda-on-demand", lookahead=lookahead), 300)
+    assert torch.equal(ahead[0], demand[0])
+    assert torch.equal(ahead[1], demand[1])
+    assert ahead[2] == demand[2] > 0
+
+
+def test_every_lookahead_gives_the_same_tokens_when_a_trace_makes_the_choice(shape, weights, pool):
+    runs = [
+        decode(shape, weights, pool, Config("sparda", lookahead=ahead, prefetch_ctas=ctas), 100, miss_rate=0.06)
+        for ahead, ctas in ((0, 2), (1, 1), (1, 16), (2, 3))
+    ]
+    for other in runs[1:]:
+        assert torch.equal(runs[0][0], other[0])
+        assert torch.equal(runs[0][1], other[1])
+
+
+def test_fetching_from_host_gives_the_tokens_of_the_wholly_resident_cache(shape, weights, pool):
+    offloaded = decode(shape, weights, pool, Config("sparse"), 150)
+    resident = decode(shape, weights, pool, Config("sparse-resident"), 150)
+    assert torch.equal(offloaded[0], resident[0])
+    assert offloaded[2] > 0
+
+
+@pytest.mark.parametrize("miss_rate", [0.0, 0.03, 0.12])
+def test_a_trace_misses_as_often_as_it_states(shape, weights, pool, miss_rate):
+    config = Config("sparda")
+    *_, misses = decode(shape, weights, pool, config, 128, miss_rate=miss_rate)
+    stated = miss_rate * config.top_k * 4 * shape.kv_heads
+    assert misses == pytest.approx(stated, rel=0.05, abs=0.6)
+
+
+def test_tokens_are_those_of_the_plain_reference_across_block_boundaries(shape, weights, pool):
+    config, workload = Config("sparda"), Workload(2, CONTEXT, 0.0)
+    tiers = Tiers(shape, SPEC, workload, config, "cuda", capacity=CONTEXT + 400, pool=pool)
+    tiers.seed(seed=9)
+    reference = ReferenceDecoder(weights, SPEC, config, history_of(tiers))
+    decoder = Decoder(make_plan(shape, SPEC, workload, config), weights, tiers)
+    decoder.capture()
+    tiers.seed(seed=9)
+    tokens = torch.tensor([3, 14], device="cuda")
+    agreed = 0
+    for _ in range(60):
+        decoder.tokens.copy_(tokens)
+        decoder.step()
+        expected = reference.step(tokens)
+        error = (decoder.logits.float() - expected).norm() / expected.norm()
+        assert error < 0.03
+        tokens = expected.argmax(-1)
+        agreed += int((tokens == decoder.tokens).sum())
+    assert agreed >= 0.95 * 120

@@ -1,0 +1,231 @@
+"""Attention over chosen blocks equals dense attention over their tokens, however the work is split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+torch = pytest.importorskip("torch", reason="kernels need torch")
+pytest.importorskip("triton", reason="kernels need triton")
+
+from sparda.kernels.attention import attention_splits, block_attention, block_attention_reference  # noqa: E402
+
+
+@dataclass
+class Case:
+    """Inputs of one call; all results and scratch start as NaN."""
+
+    q: torch.Tensor
+    cache: torch.Tensor
+    chosen_slots: torch.Tensor
+    chosen_count: torch.Tensor
+    positions: torch.Tensor
+
+    def results(self, splits: int) -> dict[str, torch.Tensor]:
+        batch, heads = self.cache.shape[:2]
+        group, head_dim = self.q.shape[1] // heads, self.q.shape[2]
+        device = self.q.device
+        return {
+            "out": torch.full(tuple(self.q.shape), float("nan"), dtype=torch.bfloat16, device=device),
+            "partial": torch.full((batch, heads, splits, group, head_dim), float("nan"), device=device),
+            "stats": torch.full((batch, heads, splits, group, 2), float("nan"), device=device),
+            "arrivals": torch.zeros((batch, heads), dtype=torch.int32, device=device),
+        }
+
+    def attend(self, splits: int, results: dict[str, torch.Tensor] | None = None) -> torch.Tensor:
+        results = self.results(splits) if results is None else results
+        block_attention(
+            self.q,
+            self.cache,
+            self.chosen_slots,
+            self.chosen_count,
+            self.positions,
+            **results,
+            splits=splits,
+        )
+        return results["out"]
+
+    def check(self, splits: int) -> None:
+        results = self.results(splits)
+        out = self.attend(splits, results).float()
+        expected = block_attention_reference(self.q, self.cache, self.chosen_slots, self.chosen_count, self.positions)
+        torch.testing.assert_close(out, expected, rtol=2e-2, atol=1e-2)
+        assert not results["arrivals"].any()
+        assert splits == 1 or not results["stats"].isnan().any()
+
+
+def _case(
+    device: str,
+    counts: list[list[int]],
+    positions: list[int],
+    *,
+    group: int = 3,
+    block: int = 16,
+    head_dim: int = 64,
+    top_k: int = 6,
+    slots: int = 8,
+) -> Case:
+    """Random blocks in random slots, with NaN in every slot row that no chosen token uses."""
+    random = torch.Generator().manual_seed(sum(positions) + group)
+    batch, heads = len(counts), len(counts[0])
+    q = torch.randn(batch, heads * group, head_dim, generator=random) * 2
+    cache = torch.full((batch, heads, slots, 2, block, head_dim), float("nan"))
+    chosen = torch.full((batch, heads, top_k), -1, dtype=torch.int32)
+    for b, position in enumerate(positions):
+        for h, count in enumerate(counts[b]):
+            chosen[b, h, :count] = torch.randperm(slots, generator=random)[:count]
+            for entry, slot in enumerate(chosen[b, h, :count].tolist()):
+                tokens = position % block + 1 if entry == count - 1 else block
+                cache[b, h, slot, :, :tokens] = torch.randn(2, tokens, head_dim, generator=random)
+    return Case(
+        q.to(device, torch.bfloat16),
+        cache.to(device, torch.bfloat16),
+        chosen.to(device),
+        torch.tensor(counts, dtype=torch.int32, device=device),
+        torch.tensor(positions, dtype=torch.int32, device=device),
+    )
+
+
+@pytest.mark.parametrize("splits", range(1, 8))
+def test_equals_dense_attention_for_any_number_of_splits_and_of_chosen_blocks(device: str, splits: int) -> None:
+    _case(device, [[6, 3], [1, 5]], [100, 31]).check(splits)
+
+
+@pytest.mark.parametrize(("head_dim", "block"), [(64, 64), (128, 64), (128, 16)])
+@pytest.mark.parametrize("group", [1, 3, 16])
+def test_equals_dense_attention_for_any_shape(device: str, group: int, head_dim: int, block: int) -> None:
+    _case(device, [[4, 2]], [5 * block + 9], group=group, block=block, head_dim=head_dim).check(2)
+
+
+@pytest.mark.parametrize("group", [17, 5])
+def test_equals_dense_attention_for_unusual_group_sizes(device: str, group: int) -> None:
+    _case(device, [[5]], [3], group=group).check(3)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_one_block_of_one_token_returns_that_tokens_value(device: str, splits: int) -> None:
+    case = _case(device, [[1, 1]], [0])
+    out = case.attend(splits).view(1, 2, 3, 64)
+    for h in range(2):
+        value = case.cache[0, h, int(case.chosen_slots[0, h, 0]), 1, 0]
+        assert torch.equal(out[0, h], value.expand(3, 64))
+
+
+def test_more_splits_than_one_merge_reads_at_once(device: str) -> None:
+    _case(device, [[21]], [15], group=16, head_dim=128, top_k=21, slots=22).check(21)
+
+
+def test_choosing_every_block_is_dense_attention_over_the_sequence(device: str) -> None:
+    length, heads, group, head_dim, block = 75, 2, 3, 64, 16
+    random = torch.Generator().manual_seed(5)
+    keys, values = (torch.randn(heads, 80, head_dim, generator=random).to(torch.bfloat16) for _ in range(2))
+    q = torch.randn(1, heads * group, head_dim, generator=random).to(torch.bfloat16)
+    cache = torch.stack([x.view(heads, 5, block, head_dim) for x in (keys, values)], dim=2).unsqueeze(0)
+    slots = torch.arange(5, dtype=torch.int32).expand(1, heads, 5).contiguous()
+    counts, positions = torch.full((1, heads), 5, dtype=torch.int32), torch.tensor([length - 1], dtype=torch.int32)
+    case = Case(*(x.to(device) for x in (q, cache.contiguous(), slots, counts, positions)))
+    dense = torch.nn.functional.scaled_dot_product_attention(
+        q.view(heads, group, head_dim).float(), keys[:, :length].float(), values[:, :length].float()
+    )
+    for splits in (1, 3):
+        out = case.attend(splits).float().cpu()
+        torch.testing.assert_close(out, dense.view(1, -1, head_dim), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_the_slots_that_hold_the_blocks_do_not_change_a_bit(device: str, splits: int) -> None:
+    case = _case(device, [[6, 4], [5, 6]], [90, 47])
+    out = case.attend(splits)
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1)).to(device)
+    place = torch.argsort(order).to(torch.int32)
+    moved = torch.where(case.chosen_slots < 0, -1, place[case.chosen_slots.clamp(min=0).long()]).to(torch.int32)
+    shuffled = Case(case.q, case.cache[:, :, order].contiguous(), moved, case.chosen_count, case.positions)
+    assert torch.equal(shuffled.attend(splits), out)
+
+
+def test_queries_may_be_a_slice_of_a_wider_projection(device: str) -> None:
+    case = _case(device, [[3, 4]], [20])
+    wide = torch.full((1, 11, 64), float("nan"), dtype=torch.bfloat16, device=device)
+    wide[:, 2:8] = case.q
+    expected = case.attend(2)
+    case.q = wide[:, 2:8]
+    assert torch.equal(case.attend(2), expected)
+
+
+def test_scratch_may_be_used_again_at_once(device: str) -> None:
+    case = _case(device, [[6, 2]], [50])
+    results = case.results(3)
+    first = case.attend(3, results).clone()
+    results["out"].fill_(float("nan"))
+    assert torch.equal(case.attend(3, results), first)
+
+
+def test_large_scores_do_not_overflow(device: str) -> None:
+    case = _case(device, [[5]], [70])
+    case.q *= 100
+    assert bool(case.attend(2).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("heads", "top_k", "splits"), [(128, 96, 2), (8, 96, 24), (64, 96, 4), (1, 4096, 32), (1, 3, 1), (4096, 96, 1)]
+)
+def test_splits_fill_the_gpu_without_tiny_shares(heads: int, top_k: int, splits: int) -> None:
+    assert attention_splits(heads, top_k, 132) == splits
+
+
+def test_every_split_gets_blocks() -> None:
+    for heads in range(1, 200, 7):
+        for top_k in range(1, 130):
+            splits = attention_splits(heads, top_k, 132)
+            share = -(-top_k // splits)
+            assert 1 <= splits <= 32
+            assert (splits - 1) * share < top_k
+            assert splits == 1 or share >= 4
+
+
+def test_splits_refuse_an_empty_problem() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0, 4 and 132"):
+        attention_splits(0, 4, 132)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("q", "q must be bf16"),
+        ("cache", "cache must be contiguous bf16"),
+        ("chosen_slots", "chosen_slots must be contiguous torch.int32"),
+        ("chosen_count", "chosen_count must be contiguous torch.int32"),
+        ("positions", "positions must be contiguous torch.int32"),
+    ],
+)
+def test_refuses_inputs_of_the_wrong_type(device: str, name: str, message: str) -> None:
+    case = _case(device, [[3, 4]], [20])
+    setattr(case, name, getattr(case, name).double())
+    with pytest.raises(ValueError, match=message):
+        case.attend(2, case.results(2))
+
+
+@pytest.mark.parametrize("name", ["out", "partial", "stats", "arrivals"])
+def test_refuses_results_of_the_wrong_shape(device: str, name: str) -> None:
+    case = _case(device, [[3, 4]], [20])
+    results = case.results(2)
+    results[name] = results[name][:, :1]
+    with pytest.raises(ValueError, match=f"{name} must be contiguous"):
+        case.attend(2, results)
+
+
+def test_refuses_shapes_that_do_not_fit(device: str) -> None:
+    case = _case(device, [[3, 4]], [20])
+    with pytest.raises(ValueError, match="splits must be at least 1, got 0"):
+        case.attend(0)
+    case.q = case.q[:, :5]
+    with pytest.raises(ValueError, match="a multiple of 2"):
+        case.attend(2, case.results(2))
+    case = _case(device, [[3, 4]], [20])
+    case.cache = case.cache[..., :8, :].contiguous()
+    with pytest.raises(ValueError, match="powers of two from 16 up, got 8 and 64"):
+        case.attend(2)

@@ -1,0 +1,44 @@
+"""Residual addition, RMS norm and gated activation agree with plain PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparda.kernels.norm import add_norm, add_norm_reference, silu_mul, silu_mul_reference
+
+
+def _random(*shape: int, device: str) -> torch.Tensor:
+    return torch.randn(*shape, device=device).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("size", [1, 96, 1000, 4096, 8192])
+@pytest.mark.parametrize("with_delta", [False, True])
+def test_the_stream_is_updated_in_place_and_normed_from_its_rounded_value(
+    device: str, size: int, with_delta: bool
+) -> None:
+    torch.manual_seed(size)
+    x, weight = _random(3, size, device=device), _random(size, device=device)
+    delta = _random(3, size, device=device) if with_delta else None
+    summed, normed = add_norm_reference(x, delta, weight, eps=1e-6)
+    out = torch.full_like(x, float("nan"))
+    add_norm(x, delta, weight, out, eps=1e-6)
+    assert torch.equal(x, summed)
+    torch.testing.assert_close(out, normed, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 100, 1024, 3000])
+def test_the_gate_is_activated_and_multiplied(device: str, size: int) -> None:
+    torch.manual_seed(size)
+    gate_up = _random(2, 2 * size, device=device) * 4
+    out = torch.full((2, size), float("nan"), device=device, dtype=torch.bfloat16)
+    silu_mul(gate_up, out)
+    torch.testing.assert_close(out, silu_mul_reference(gate_up), rtol=1e-2, atol=1e-6)
+
+
+def test_wrong_shapes_are_refused(device: str) -> None:
+    x = _random(2, 8, device=device)
+    with pytest.raises(ValueError, match="weight: given"):
+        add_norm(x, None, _random(9, device=device), torch.empty_like(x), eps=1e-6)
+    with pytest.raises(ValueError, match="gate_up: given"):
+        silu_mul(x, torch.empty_like(x))

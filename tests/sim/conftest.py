@@ -1,0 +1,10 @@
+"""Makes ``tests.sim.sim_fakes`` importable: pytest's importlib mode leaves sys.path alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).parents[2])
+if ROOT not in sys.path:
+    sys.path.append(ROOT)

@@ -1,0 +1,72 @@
+"""What a timeline tells of a step, as numbers, JSON and a trace."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from sparda.engine.config import POLICIES, Config
+from sparda.engine.plan import MAIN
+from sparda.sim.player import play
+from sparda.sim.speed import steps_per_second
+from sparda.sim.timeline import Timeline
+from tests.sim.sim_fakes import FakeCosts, step_plan
+
+
+@pytest.fixture(scope="module", params=POLICIES)
+def timeline(request: pytest.FixtureRequest) -> Timeline:
+    return play(step_plan(config=Config(policy=request.param)), FakeCosts())
+
+
+def test_main_is_either_busy_or_waiting_until_the_last_operation(timeline: Timeline) -> None:
+    last = max(span.end_ns for span in timeline.spans if span.stream == MAIN)
+    assert timeline.busy_ns[MAIN] + timeline.exposed_ns == last
+
+
+def test_totals_by_kind_add_up_to_the_streams_busy_time(timeline: Timeline) -> None:
+    totals = timeline.by_kind()
+    assert sum(t.ns for t in totals.values()) == sum(timeline.busy_ns.values())
+    assert sum(t.count for t in totals.values()) == len(timeline.plan.ops)
+    assert sum(t.h2d_bytes for t in totals.values()) == timeline.link_bytes
+
+
+def test_the_critical_path_runs_from_the_start_to_the_last_end_without_overlap(timeline: Timeline) -> None:
+    path = timeline.critical_path()
+    assert path[0].start_ns == 0
+    assert path[-1].end_ns == max(span.end_ns for span in timeline.spans)
+    assert all(a.end_ns <= b.start_ns for a, b in pairwise(path))
+
+
+def test_the_json_is_json_and_complete(timeline: Timeline) -> None:
+    data = json.loads(timeline.to_json())
+    assert data == json.loads(json.dumps(timeline.to_dict()))
+    assert data["makespan_ns"] == timeline.makespan_ns
+    assert [span["name"] for span in data["spans"]] == [op.name for op in timeline.plan]
+
+
+def test_the_trace_has_a_track_per_stream_and_every_operation(timeline: Timeline) -> None:
+    events = json.loads(json.dumps(timeline.chrome_trace()))["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == list(timeline.plan.streams)
+    assert [e["name"] for e in events if e["ph"] == "X"] == [op.name for op in timeline.plan]
+
+
+def test_the_trace_has_an_arrow_from_each_prefetch_to_the_attention_that_waits_for_it() -> None:
+    timeline = play(step_plan(), FakeCosts())
+    events = timeline.chrome_trace()["traceEvents"]
+    begun = {e["id"]: e for e in events if e["ph"] == "s"}
+    ended = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert set(begun) == set(ended) == {op.index for op in timeline.plan.of_kind("prefetch")}
+    starts = {span.start_ns / 1e3 for span in timeline.spans if span.kind == "attention"}
+    assert all(ended[i]["ts"] in starts and begun[i]["ts"] <= ended[i]["ts"] for i in begun)
+
+
+def test_the_trace_counts_the_links_rate_down_to_zero() -> None:
+    rates = [e["args"]["GB/s"] for e in play(step_plan(), FakeCosts()).chrome_trace()["traceEvents"] if e["ph"] == "C"]
+    assert max(rates) <= 50.0
+    assert rates[0] == rates[-1] == 0.0
+
+
+def test_the_simulators_speed_is_a_positive_number_of_steps() -> None:
+    assert steps_per_second(step_plan(), FakeCosts(), seconds=0.01) > 0.0
