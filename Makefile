@@ -11,7 +11,7 @@ CREATED := $(VENV)/.created
 BASE := $(VENV)/.base-installed
 DEV := $(VENV)/.dev-installed
 LINK := .types/sparda
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types unit gpu-test clean
@@ -37,10 +37,10 @@ types: $(DEV) $(LINK)
 	$(BIN)/mypy
 
 unit: $(DEV)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not gpu' --hypothesis-profile=ci $(PYTEST_ARGS)
 
 gpu-test: $(DEV)
-	$(BIN)/python -m pytest -q -m gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 # Parallel make must not interleave: the tests' closing line comes last.
 .NOTPARALLEL:
@@ -65,5 +65,5 @@ $(LINK):
 	@ln -sfn .. $@
 
 clean:
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(REPORT)
+	rm -rf $(VENV) .venv-base .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis $(REPORT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

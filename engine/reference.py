@@ -24,19 +24,27 @@ def _bf16(x: Tensor) -> Tensor:
 
 @dataclass
 class ReferenceDecoder:
-    """``history[l]`` is (K, V) of layer l, fp32 holding bf16 values, [B, H, tokens, head_dim]."""
+    """``history[l]`` is (K, V) of layer l, fp32 holding bf16 values, [B, H, tokens, head_dim].
+
+    Two blocks may score so nearly alike that rounding decides between them. So a step can be given the choice of the
+    engine: it attends to that, and ``overlooked`` keeps by how much of the scores' spread it was worse than the best.
+    """
 
     weights: Weights
     spec: SparseSpec
     config: Config
     history: list[tuple[Tensor, Tensor]]
+    overlooked: float = 0.0
 
     @property
     def shape(self) -> ModelShape:
         return self.weights.shape
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Feed one token per sequence (int64 [B]); returns logits fp32 [B, vocab]."""
+    def step(self, tokens: Tensor, chosen: list[Tensor] | None = None) -> Tensor:
+        """Feed one token per sequence (int64 [B]); returns logits fp32 [B, vocab].
+
+        ``chosen``: per layer the blocks to attend to, boolean [B, H, blocks]; without it the best are taken.
+        """
         s, w = self.shape, self.weights
         position = self.history[0][0].shape[2]
         cos, sin = rope_table(s, position + 1, tokens.device)
@@ -57,7 +65,7 @@ class ReferenceDecoder:
             scores = self._scores(keys, q, forecasts.get(layer, named.get("current")))
             old_k, old_v = self.history[layer]
             self.history[layer] = (torch.cat([old_k, k[:, :, None]], 2), torch.cat([old_v, v[:, :, None]], 2))
-            out = self._attend(layer, q, self._choose(scores, position))
+            out = self._attend(layer, q, self._choose(scores, position, chosen[layer] if chosen else None))
             delta = _bf16(out @ lw.output.float().T)
             x, h = self._norm(x, delta, lw.ffn_norm)
             gate, up = _bf16(h @ lw.gate_up.float().T).chunk(2, -1)
@@ -89,7 +97,7 @@ class ReferenceDecoder:
         logits = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
         return logits.softmax(-1).sum(2)
 
-    def _choose(self, scores: Tensor, position: int) -> Tensor:
+    def _choose(self, scores: Tensor, position: int, given: Tensor | None) -> Tensor:
         """Boolean [B, H, blocks]: forced blocks and the best others, max-pooled over the five windows that touch."""
         spec, blocks = self.spec, position // self.spec.block + 1
         per, count = spec.keys_per_block, scores.shape[-1]
@@ -100,8 +108,16 @@ class ReferenceDecoder:
                 pooled[..., m] = scores[..., low:high].amax(-1)
         pooled[..., : spec.init_blocks] = torch.inf
         pooled[..., max(0, blocks - 1 - spec.local_blocks) :] = torch.inf
-        best = pooled.topk(min(self.config.top_k, blocks)).indices
-        return torch.zeros_like(pooled, dtype=torch.bool).scatter_(-1, best, True)
+        count = min(self.config.top_k, blocks)
+        best = pooled.topk(count).indices
+        if given is None:
+            return torch.zeros_like(pooled, dtype=torch.bool).scatter_(-1, best, True)
+        assert bool((given.sum(-1) == count).all()), "not as many blocks chosen as top-k asks for"
+        worst_in = pooled.masked_fill(~given, torch.inf).amin(-1)
+        best_out = pooled.masked_fill(given, -torch.inf).amax(-1)
+        lost = (best_out - worst_in).clamp(min=0.0) / scores.std(-1)
+        self.overlooked = max(self.overlooked, float(lost.max()))
+        return given
 
     def _attend(self, layer: int, q: Tensor, chosen: Tensor) -> Tensor:
         s = self.shape
@@ -111,6 +127,20 @@ class ReferenceDecoder:
         logits = torch.einsum("bhgd,bhtd->bhgt", grouped, k) * s.head_dim**-0.5
         logits = logits.masked_fill(~seen[:, :, None], -torch.inf)
         return _bf16(torch.einsum("bhgt,bhtd->bhgd", logits.softmax(-1), v)).flatten(1)
+
+
+def chosen_blocks(tiers: Tiers, chosen_slots: Tensor, chosen_count: Tensor) -> list[Tensor]:
+    """What the engine chose in its last step, as the reference takes it: per layer boolean [B, H, blocks]."""
+    position = int(tiers.positions[0]) - 1
+    found = []
+    for tier, slots, count in zip(tiers.layers, chosen_slots.long(), chosen_count, strict=True):
+        blocks = tier.block_of_slot.long().gather(-1, slots)
+        valid = torch.arange(slots.shape[-1], device=slots.device) < count[..., None]
+        size = (*slots.shape[:2], tiers.blocks + 1)
+        mask = torch.zeros(size, dtype=torch.bool, device=slots.device)
+        mask.scatter_(-1, torch.where(valid, blocks, tiers.blocks), True)
+        found.append(mask[..., : position // tiers.spec.block + 1])
+    return found
 
 
 def history_of(tiers: Tiers) -> list[tuple[Tensor, Tensor]]:

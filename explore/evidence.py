@@ -68,9 +68,7 @@ class _Evidence:
     def share(self, case: str, target: float) -> Figure:
         """Best rate of a 2-CTA prefetch over the plateau of the link, both with blocks read in place by the GPU."""
         plateau = max((r for r in self.link if r.case.get("case") == "all_miss"), key=_gb_s, default=None)
-        two = [
-            r for r in self.link if r.op == "prefetch" and r.case.get("ctas") == 2 and r.case.get("case") == case
-        ]
+        two = [r for r in self.link if r.op == "prefetch" and r.case.get("ctas") == 2 and r.case.get("case") == case]
         best = max(two, key=_gb_s, default=None)
         value, conditions = None, f"2 CTAs, case {case}: no rows"
         if plateau and best and _gb_s(plateau) > 0:
@@ -97,6 +95,8 @@ class _Evidence:
         conditions = f"batch {batch}, 131072 tokens, {miss_rate:.0%} misses, top-k 96, lookahead 1"
         if best:
             conditions += f", {config_of(best).prefetch_ctas} CTAs; median of {len(best.samples_us)} samples"
+            if best.values.get("pool_aliased"):
+                conditions += ", sequences share blocks of the host pool"
         return self.figure(best.us / 1e3 if best else None, "ms", target, False, rows, conditions)
 
     def held_out(self) -> dict[str, Figure]:
@@ -154,7 +154,7 @@ class _Evidence:
         plan = make_plan(self.shape, self.spec, Workload(), Config())
         value = steps_per_second(plan, self.profile.costs, self.seconds)
         text = f"one core of this machine, {len(plan.ops)} operations a step, measured for {self.seconds:g} s"
-        return Figure(value, "simulated steps/s", None, True, 0, text, "measured now")
+        return Figure(value, "steps/s", None, True, 0, text, "measured now")
 
 
 def _gb_s(row: Row) -> float:

@@ -62,10 +62,11 @@ def table_markdown(table: CtaTable) -> str:
         "|---:|---:|---:|---:|---:|---:|---:|---:|:---:|",
     ]
     for r in table.rows:
+        count = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
+        speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
         lines.append(
-            f"| {tokens_label(r.context_tokens)} | {r.batch} | {percent(r.miss_rate)} | {r.prefetch_ctas}"
-            f"{'' if r.inside else ' ?'} | {r.lookahead} | {r.tokens_per_s:.0f}{'' if r.fits else ' \\*'} "
-            f"| {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} |"
+            f"| {tokens_label(r.context_tokens)} | {r.batch} | {percent(r.miss_rate)} | {count} | {r.lookahead} "
+            f"| {speed} | {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} |"
         )
     notes = [n.replace("*", "\\*") for n in table_notes(table)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
@@ -86,8 +87,13 @@ def table_csv(table: CtaTable) -> str:
         plain = to_plain(row)
         values = [plain[n] for n in names]
         writer.writerow(
-            [table.profile, table.tier, table.gpu, table.model, *(" ".join(map(str, v)) if isinstance(v, list) else v
-                                                                   for v in values)]
+            [
+                table.profile,
+                table.tier,
+                table.gpu,
+                table.model,
+                *(" ".join(map(str, v)) if isinstance(v, list) else v for v in values),
+            ]
         )
     return out.getvalue()
 
@@ -125,31 +131,26 @@ def table_shell(table: CtaTable) -> str:
     """
     rows = [r for r in table.rows if r.miss_rate == table.miss_rate]
     contexts = sorted({r.context_tokens for r in rows})
-    body = []
-    for number, context in enumerate(contexts):
-        word = "if" if number == 0 else "elif"
-        last = number == len(contexts) - 1
-        body.append("    else" if last and number else f'    {word} [ "$3" -le {context} ]; then' if not last else "    if :; then")
-        body += _shell_batches([r for r in rows if r.context_tokens == context])
-    body.append("    fi")
+    body = _branches("$3", [(c, _batches([r for r in rows if r.context_tokens == c])) for c in contexts])
     names = "|".join(shlex.quote(n) for n in gpu_names(table))
+    here = f"no table for GPU '$1'; this one is for {_in_double(table.gpu)}"
     return "\n".join(
         [
-            f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs for the prefetch kernel, at {percent(table.miss_rate)} misses.",
+            f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs of the prefetch kernel, {percent(table.miss_rate)} misses.",
             f"# Profile {table.label}, model {table.model}. Source this file, then for example:",
             *(f"#   {line}" for line in shell_snippet(table).splitlines()),
             f"{FUNCTION}() {{",
             '    case "$1" in',
             f"    {names}) ;;",
-            f"    *) echo \"{FUNCTION}: no table for GPU '$1'; this one is for {_in_double(table.gpu)}\" >&2; return 1 ;;",
+            f'    *) echo "{FUNCTION}: {here}" >&2; return 1 ;;',
             "    esac",
             '    case "$#:$2:$3" in',
             "    3:*[!0-9:]*|3::*|3:*:)",
-            f'        echo "{FUNCTION}: batch \'$2\' and context \'$3\' must be whole numbers" >&2; return 1 ;;',
+            f"        echo \"{FUNCTION}: batch '$2' and context '$3' must be whole numbers\" >&2; return 1 ;;",
             "    3:*) ;;",
             f'    *) echo "usage: {FUNCTION} GPU BATCH CONTEXT_TOKENS" >&2; return 1 ;;',
             "    esac",
-            *body,
+            *("    " + line for line in body),
             "}",
             "",
         ]
@@ -161,14 +162,20 @@ def _in_double(text: str) -> str:
     return "".join("\\" + c if c in '\\"$`' else c for c in text)
 
 
-def _shell_batches(rows: list[TableRow]) -> list[str]:
-    ordered = sorted(rows, key=lambda r: r.batch)
-    if len(ordered) == 1:
-        return [f"        echo {ordered[0].prefetch_ctas}"]
+def _batches(rows: list[TableRow]) -> list[str]:
+    return _branches("$2", [(r.batch, [f"echo {r.prefetch_ctas}"]) for r in sorted(rows, key=lambda r: r.batch)])
+
+
+def _branches(value: str, branches: list[tuple[int, list[str]]]) -> list[str]:
+    """Shell lines that take the first branch whose limit is at least ``value``, else the last."""
+    *upper, (_, rest) = branches
+    if not upper:
+        return rest
     lines = []
-    for number, row in enumerate(ordered[:-1]):
-        lines.append(f'        {"if" if number == 0 else "elif"} [ "$2" -le {row.batch} ]; then echo {row.prefetch_ctas}')
-    return [*lines, f"        else echo {ordered[-1].prefetch_ctas}", "        fi"]
+    for number, (limit, body) in enumerate(upper):
+        lines.append(f'{"elif" if number else "if"} [ "{value}" -le {limit} ]; then')
+        lines += ["    " + line for line in body]
+    return [*lines, "else", *("    " + line for line in rest), "fi"]
 
 
 FORMATS: dict[str, Callable[[CtaTable], str]] = {

@@ -115,7 +115,9 @@ def _override(data: dict[str, object], text: str) -> None:
     table = data.get(section)
     if not dot:
         if isinstance(table, dict):
-            raise SpardaError(f"--set {text}: {section!r} is a section; give one of its keys: {_names(section, table)}.")
+            raise SpardaError(
+                f"--set {text}: {section!r} is a section; give one of its keys: {_names(section, table)}."
+            )
         data[section] = _typed(value, listed=False)
     elif isinstance(table, dict):
         data[section] = {**table, name: _typed(value, listed=section == "grid")}

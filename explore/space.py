@@ -60,21 +60,23 @@ class Space:
     def configs(self, shape: ModelShape, spec: SparseSpec, workload: Workload, base: Config) -> Iterator[Config]:
         """Every configuration that can be; the policy is ``base``'s.
 
-        Raises SpardaError, with the last reason, where not one can be.
+        Raises SpardaError, with the first reason, where not one can be.
         """
         names = [f.name for f in fields(self)]
-        found, reason = False, "the space is empty"
+        found, reason = False, ""
         for values in product(*(getattr(self, n) for n in names)):
             try:
                 config = replace(base, **dict(zip(names, values, strict=True)))
                 check_fits(shape, spec, workload, config)
             except SpardaError as e:
-                reason = str(e)
+                reason = reason or str(e)
                 continue
             found = True
             yield config
         if not found:
-            raise SpardaError(f"no configuration of the grid is possible: {reason}")
+            raise SpardaError(
+                f"no configuration of the grid is possible: {reason or 'the space is empty; give each axis a value.'}"
+            )
 
 
 def enumerate_space(

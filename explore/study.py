@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,9 @@ def run_study(
         )
         seen = study.get_trials(deepcopy=False)
     found = _found(predictor, workload, base, seen)
-    choice = pick(found, noise)
-    front = _front(found) if objective == SPEED_AND_BLOCKS else ()
+    # Fewer blocks are always faster, so one choice is only meaningful at one top_k: the configured one.
+    choice = pick([p for p in found if p.config.top_k == base.top_k] or found, noise)
+    front = _front(found, noise) if objective == SPEED_AND_BLOCKS else ()
     return Finding(
         objective=objective,
         trials=len(seen),
@@ -100,7 +102,7 @@ def run_study(
         infeasible=sum(t.state != optuna.trial.TrialState.COMPLETE or _over(t) for t in seen),
         choice=choice,
         front=front,
-        regret=_regret(choice, front, oracle),
+        regret=_regret(choice, found if front else (), oracle),
         seed=seed,
         storage=storage or "memory",
     )
@@ -173,7 +175,7 @@ def _evaluate(
 ) -> float | tuple[float, float]:
     values = {f.name: _suggest(trial, f.name, getattr(space, f.name)) for f in fields(space)}
     try:
-        config = replace(base, **values)
+        config = _config(base, values)
         check_fits(predictor.shape, predictor.spec, workload, config)
     except SpardaError:
         # Two values that cannot be together: nothing to predict, and nothing to learn a speed from.
@@ -186,7 +188,7 @@ def _evaluate(
 
 def _suggest(trial: optuna.Trial, name: str, values: Sequence[int]) -> int:
     """An evenly spaced axis as integers, so that the sampler learns from neighbours; any other as categories."""
-    steps = {b - a for a, b in zip(values, values[1:], strict=False)} or {1}
+    steps = {b - a for a, b in pairwise(values)} or {1}
     if len(steps) == 1 and min(steps) > 0:
         return trial.suggest_int(name, values[0], values[-1], step=min(steps))
     return int(trial.suggest_categorical(name, list(values)))
@@ -201,39 +203,42 @@ def _found(
 ) -> list[Prediction]:
     """Predictions of all finished trials; an earlier run's are played again, which takes milliseconds each."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
-    configs = dict.fromkeys(replace(base, **t.params) for t in done)
+    configs = dict.fromkeys(_config(base, t.params) for t in done)
     if not configs:
         raise SpardaError("the study has no finished trial with a possible configuration; give more trials.")
     return [predictor(workload, c) for c in configs]
 
 
-def _front(found: Sequence[Prediction]) -> tuple[Prediction, ...]:
-    """Predictions that nothing beats in both speed and top_k, from the smallest top_k to the largest."""
-    pool = [p for p in found if p.fits] or list(found)
+def _config(base: Config, params: dict[str, int]) -> Config:
+    return replace(base, **params)  # type: ignore[arg-type]
+
+
+def _front(found: Sequence[Prediction], noise: float) -> tuple[Prediction, ...]:
+    """The choice at each top_k that no larger top_k outruns, from the smallest top_k to the largest."""
+    budgets = sorted({p.config.top_k for p in found}, reverse=True)
     best: list[Prediction] = []
-    for p in sorted(pool, key=lambda p: (-p.config.top_k, -p.tokens_per_s, p.config.prefetch_ctas)):
+    for top_k in budgets:
+        p = pick([p for p in found if p.config.top_k == top_k], noise).best
         if not best or p.tokens_per_s > best[-1].tokens_per_s:
             best.append(p)
     return tuple(reversed(best))
 
 
-def _regret(choice: Choice, front: Sequence[Prediction], oracle: Sequence[Prediction]) -> float | None:
+def _regret(choice: Choice, found: Sequence[Prediction], oracle: Sequence[Prediction]) -> float | None:
+    """Of the choice, or, where ``found`` is given, the worst over readers who want at least so many blocks."""
     if not oracle:
         return None
-    if not front:
+    if not found:
         return _slower(choice.fastest, oracle)
-    budgets = sorted({p.config.top_k for p in oracle})
-    worst = [_slower_at(k, front, oracle) for k in budgets if any(p.config.top_k >= k for p in front)]
-    return max(worst) if worst else None
-
-
-def _slower_at(top_k: int, front: Sequence[Prediction], oracle: Sequence[Prediction]) -> float:
-    """Regret for a reader who wants at least ``top_k`` blocks."""
-    best = max((p for p in front if p.config.top_k >= top_k), key=lambda p: p.tokens_per_s)
-    return _slower(best, [p for p in oracle if p.config.top_k >= top_k])
+    most = max(p.config.top_k for p in found)
+    budgets = sorted({p.config.top_k for p in oracle if p.config.top_k <= most})
+    regrets = []
+    for top_k in budgets:
+        ours = pick([p for p in found if p.config.top_k >= top_k], 0.0).fastest
+        regrets.append(_slower(ours, [p for p in oracle if p.config.top_k >= top_k]))
+    return max(regrets, default=None)
 
 
 def _slower(found: Prediction, oracle: Sequence[Prediction]) -> float:
     pool = [p for p in oracle if p.fits] or list(oracle)
     return found.step_us / min(p.step_us for p in pool) - 1
-

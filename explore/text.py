@@ -28,6 +28,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def percent(share: float, digits: int = 1, sign: bool = False) -> str:
+    """A share as a percentage."""
     return f"{100 * share:{'+' if sign else ''}.{digits}f} %"
 
 

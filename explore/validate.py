@@ -62,7 +62,8 @@ def winners(
 ) -> Cells:
     """Choose for every cell of the scenario's grid, and write the cells file where a path is given.
 
-    Cells whose chosen configuration does not fit the machine's memory are left out: nobody could measure them.
+    Cells whose chosen configuration does not fit the GPU's memory are left out: nobody could measure them. Where
+    only pinned memory is short, the engine measures with sequences that share host blocks, at the same speed.
     """
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
@@ -72,10 +73,10 @@ def winners(
     for workload in scenario.grid.cells:
         best = pick(enumerate_space(predictor, space, workload, scenario.config), noise).best
         each()
-        if best.fits:
+        if best.gpu_over_gib <= 0:
             cells.append(_cell(predictor, space.prefetch_ctas, space.lookahead, workload, best.config))
     if not cells:
-        raise SpardaError("no cell of the grid fits the machine's memory; give smaller batches or contexts.")
+        raise SpardaError("no cell of the grid fits the GPU's memory; give smaller batches or contexts.")
     found = Cells(SCHEMA, predictor.profile.name, predictor.shape.name, tuple(cells))
     if path:
         write_json(path, found)

@@ -40,6 +40,7 @@ def advance(positions: torch.Tensor, step: torch.Tensor, miss_count: torch.Tenso
 
     Raises:
         ValueError: a shape or dtype is not as above, or a tensor is not contiguous.
+
     """
     layers = miss_count.numel()
     wanted = {
@@ -52,9 +53,7 @@ def advance(positions: torch.Tensor, step: torch.Tensor, miss_count: torch.Tenso
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(f"{name}: given {tuple(tensor.shape)} {tensor.dtype}, allowed: contiguous {shape} {dtype}")
     width = max(16, triton.next_power_of_2(max(positions.numel(), layers)))
-    _advance_kernel[(1,)](
-        positions, step, miss_count, miss_total, positions.numel(), layers, WIDTH=width, num_warps=1
-    )
+    _advance_kernel[(1,)](positions, step, miss_count, miss_total, positions.numel(), layers, WIDTH=width, num_warps=1)
 
 
 def advance_reference(

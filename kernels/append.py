@@ -54,11 +54,11 @@ def _append_kernel(
     first = (low * c - high * s).to(tl.bfloat16)
     second = (high * c + low * s).to(tl.bfloat16)
     if is_key:
-        h = head - heads
+        h = (head - heads).to(tl.int64)
         pair = b * kv_heads + h
         slot = tl.load(slot_of_block + pair * blocks + t // BLOCK).to(tl.int64)
         # Without a slot there is nowhere to write; skipping keeps a neighbour's memory intact.
-        resident = (slot >= 0) & (d >= 0)
+        resident = d < tl.where(slot >= 0, HALF, 0)
         place = cache + (pair * slots + slot) * (2 * BLOCK * DIM) + (t % BLOCK) * DIM + d
         value = source + kv_heads * DIM
         tl.store(place, first, mask=resident)
@@ -152,6 +152,7 @@ def append_token(
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
+
     """
     _check(fused, cos, sin, positions, slot_of_block, cache, keys, q_out, heads, kv_heads)
     if not 1 <= stride <= kernel:
@@ -178,9 +179,7 @@ def append_reference(
     """What append_token does, by plain PyTorch, in place, for the same arguments."""
     block, dim = cache.shape[4], cache.shape[5]
     for b, t in enumerate(positions.tolist()):
-        q, k, v, extra = fused[b].view(-1, dim).split(
-            [heads, kv_heads, kv_heads, q_out.shape[1] - heads], dim=0
-        )
+        q, k, v, extra = fused[b].view(-1, dim).split([heads, kv_heads, kv_heads, q_out.shape[1] - heads], dim=0)
         q_out[b] = _rotate(torch.cat((q, extra)), cos[t], sin[t])
         rotated = _rotate(k, cos[t], sin[t])
         begin = t + 1 - kernel

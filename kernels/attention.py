@@ -53,8 +53,8 @@ def _block_attention_kernel(
     q: tl.tensor, cache: tl.tensor, chosen_slots: tl.tensor, chosen_count: tl.tensor, positions: tl.tensor,
     out: tl.tensor, partial: tl.tensor, stats: tl.tensor, arrivals: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
     heads: tl.tensor, slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
+    DOT: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     owner = tl.program_id(1).to(tl.int64)
@@ -72,7 +72,9 @@ def _block_attention_kernel(
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=real[:, None], other=0.0)
     cache += owner * slots * (2 * BLOCK * D)
     chosen_slots += owner * top_k
-    top, total, acc = _attend(queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT)
+    top, total, acc = _attend(
+        queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT
+    )
     if SINGLE:
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + (owner * G + group[:, None]) * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])

@@ -41,6 +41,7 @@ def _stats_kernel(
     DIM: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     pair = tl.program_id(1)
@@ -64,7 +65,7 @@ def _stats_kernel(
         rows = tl.load(
             base + j.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=(j < visible)[:, None], other=0.0
         )
-        logits = tl.dot(queries, tl.trans(rows)) * scale
+        logits = tl.dot(queries.to(DOT), tl.trans(rows).to(DOT)) * scale
         logits = tl.where((j < visible)[None, :], logits, float("-inf"))
         # The first row of a tile is always visible, so the new maximum is finite and the rescale never is inf - inf.
         higher = tl.maximum(peak, tl.max(logits, axis=1))
@@ -76,9 +77,11 @@ def _stats_kernel(
 
 
 @triton.jit
-def _summed(queries: tl.tensor, rows: tl.tensor, peak: tl.tensor, inverse: tl.tensor, scale: tl.tensor) -> tl.tensor:
+def _summed(
+    queries: tl.tensor, rows: tl.tensor, peak: tl.tensor, inverse: tl.tensor, scale: tl.tensor, DOT: tl.constexpr
+) -> tl.tensor:
     """Softmax probabilities of key rows [N, D], summed over the query heads [GROUP_PAD, D]: fp32 [N]."""
-    logits = tl.dot(queries, tl.trans(rows)) * scale
+    logits = tl.dot(queries.to(DOT), tl.trans(rows).to(DOT)) * scale
     return tl.sum(tl.exp(logits - peak[:, None]) * inverse[:, None], axis=0)
 
 
@@ -110,6 +113,7 @@ def _pool_kernel(
     DIM: tl.constexpr,
     TILE: tl.constexpr,
     CHUNKS_PAD: tl.constexpr,
+    DOT: tl.constexpr,
 ):
     first = tl.program_id(0) * TILE
     pair = tl.program_id(1)
@@ -147,9 +151,9 @@ def _pool_kernel(
         left = m * RATIO - 1
         left_ok = (left >= 0) & (left < visible)
         edge = tl.load(base + left.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=left_ok[:, None], other=0.0)
-        own_scores = tl.where(j < visible, _summed(queries, own, peak, inverse, scale), float("-inf"))
+        own_scores = tl.where(j < visible, _summed(queries, own, peak, inverse, scale, DOT), float("-inf"))
         best = tl.max(tl.reshape(own_scores, [TILE, RATIO]), axis=1)
-        edge_scores = tl.where(left_ok, _summed(queries, edge, peak, inverse, scale), float("-inf"))
+        edge_scores = tl.where(left_ok, _summed(queries, edge, peak, inverse, scale, DOT), float("-inf"))
         best = tl.where(m < existing, tl.maximum(best, edge_scores), float("-inf"))
         tl.store(target, best, mask=m < blocks)
 
@@ -181,16 +185,9 @@ def _check(q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, out: to
 
 
 def head_scores(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    positions: torch.Tensor,
-    out: torch.Tensor,
-    stats: torch.Tensor,
-    *,
-    block: int,
-    kernel: int,
-    stride: int,
-) -> None:
+    q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, out: torch.Tensor, stats: torch.Tensor, *, block: int,
+    kernel: int, stride: int,
+) -> None:  # fmt: skip
     """Write every block's score by the InfLLM-V2 rule (baseline of SparDA, arXiv 2606.04511).
 
     Each query head's softmax over the visible compressed keys (scale 1/sqrt(D)), summed over the heads of a group,
@@ -208,6 +205,7 @@ def head_scores(
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
+
     """
     check_windows(block, kernel, stride)
     group = _check(q, keys, positions, out, stats)
@@ -221,6 +219,8 @@ def head_scores(
         "GROUP": group,
         "GROUP_PAD": max(16, triton.next_power_of_2(group)),
         "DIM": dim,
+        # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
+        "DOT": tl.bfloat16 if isinstance(_stats_kernel, triton.runtime.JITFunction) else tl.float32,
         "num_warps": 4,
     }
     _stats_kernel[(chunks, batch * kv_heads)](

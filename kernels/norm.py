@@ -81,6 +81,7 @@ def add_norm(
 
     Raises:
         ValueError: a shape or dtype is not as above.
+
     """
     if x.ndim != 2 or not 1 <= x.shape[1] <= _MAX_WIDTH:
         raise ValueError(f"x: given {tuple(x.shape)}, allowed: [B, 1..{_MAX_WIDTH}]")
@@ -117,6 +118,7 @@ def silu_mul(gate_up: torch.Tensor, out: torch.Tensor) -> None:
 
     Raises:
         ValueError: a shape or dtype is not as above.
+
     """
     batch, size = out.shape
     _check_rows("gate_up", gate_up, (batch, 2 * size))

@@ -103,6 +103,7 @@ def forecast_scores(
 
     Raises:
         ValueError: a shape, dtype or stride is not as above.
+
     """
     check_windows(block, kernel, stride)
     batch, kv_heads, blocks = out.shape

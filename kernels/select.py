@@ -47,11 +47,11 @@ def select_blocks(
 
     All tensors are contiguous and int32 but the scores. Blocks m < init_blocks and the last local_blocks + 1 existing
     ones are always chosen, then the best scores (ties: the lowest block; NaN counts as -inf) up to min(top_k,
-    existing). The block that the next token opens gets a slot too. Missing blocks, ascending, take the least recently selected
-    slots (ties: the lowest slot), assigned in slot order. A block stays in its slot until it is evicted.
+    existing). The block that the next token opens gets a slot too. Missing blocks, ascending, take the least recently
+    selected slots (ties: the lowest slot), assigned in slot order. A block stays in its slot until it is evicted.
 
     Args:
-        scores: [P, B, H, M] fp32; row (step + phase) % P is read. Rows load fastest when M is a multiple of 16.
+        scores: [P, B, H, M] fp32; row (step + phase) % P is read.
         step: [1] the step counter, not negative.
         positions: [B] the current token's position t, below M * block.
         block_of_slot: [B, H, S] block in each slot, -1 empty; updated.
@@ -73,6 +73,7 @@ def select_blocks(
 
     Raises:
         ValueError: a shape, dtype or size is not as above, or S < top_k + 1.
+
     """
     periods, batch, kv_heads, blocks = scores.shape
     slots = block_of_slot.shape[-1]
@@ -83,8 +84,10 @@ def select_blocks(
         "chosen_count": pairs, "miss_src": (batch * kv_heads * slots,), "miss_dst": (batch * kv_heads * slots,),
         "miss_count": (1,), "victims": (*pairs, slots),
     }  # fmt: skip
-    arrays = (scores, step, positions, block_of_slot, stamp, slot_of_block, chosen_slots, chosen_count)
-    arrays += (miss_src, miss_dst, miss_count, victims)
+    arrays = (
+        scores, step, positions, block_of_slot, stamp, slot_of_block, chosen_slots, chosen_count, miss_src, miss_dst,
+        miss_count, victims,
+    )  # fmt: skip
     _check(dict(zip(shapes, arrays, strict=True)), shapes)
     if slots < top_k + 1:
         raise ValueError(f"slots: given {slots}, allowed: at least top_k + 1 = {top_k + 1}")

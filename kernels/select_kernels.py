@@ -96,7 +96,9 @@ def _evict(
     return _largest(ages.to(tl.uint32, bitcast=True), need, start, SLOTS_PAD)
 
 
-@triton.jit(do_not_specialize=["phase", "pool_base"])
+# Known divisibility of a row length would give each thread neighbouring elements, a layout that the radix passes would
+# have to convert; element by element they need one small exchange between warps and nothing else.
+@triton.jit(do_not_specialize=["blocks", "slots", "phase", "pool_base"])
 def select_kernel(
     scores: tl.tensor,
     step: tl.tensor,
@@ -144,7 +146,8 @@ def select_kernel(
     count = tl.minimum(existing, TOP_K)
     chosen = _largest(_score_keys(values, forced, m < existing), count, count * 0 + 30, BLOCKS_PAD)
     # The next token's block must own a slot before that token's key is written.
-    opens = ((t + 1) % BLOCK == 0) & (m == (t + 1) // BLOCK) & (m < blocks)
+    opened = tl.where((t + 1) % BLOCK == 0, (t + 1) // BLOCK, -1)
+    opens = (m == opened) & (m < blocks)
     wanted = (chosen != 0) | opens
     missing = (wanted & (held < 0)).to(tl.int32)
     running = tl.cumsum(chosen + (missing << 16), 0)

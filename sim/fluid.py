@@ -21,9 +21,10 @@ NEVER = -1
 class _Flow:
     """A running operation: what is left of its load's amount, and how fast that goes."""
 
-    __slots__ = ("done", "index", "left", "rate")
+    __slots__ = ("done", "index", "left", "load", "rate")
 
     def __init__(self, load: Load, done: Event) -> None:
+        self.load = load
         self.index = load.index
         self.left = load.amount
         self.rate = 0.0
@@ -40,17 +41,16 @@ class FluidMachine:
         self._env = env
         self._plan = plan
         self._costs = costs
-        self._loads: dict[int, Load] = {}
         self._known: dict[tuple[int, ...], Rates] = {}
         self._running: list[_Flow] = []
-        self._advanced_to = 0
-        self._wakes_at = NEVER
+        self._advanced_to: float = 0
+        self._wakes_at: float = NEVER
+        self._sampled_at: float = NEVER
         self._settles_later = False
         self.samples: list[Sample] = []
 
     def start(self, load: Load, done: Event) -> Event:
         """Begin ``load`` now; ``done`` (which is returned) succeeds when all of it is through."""
-        self._loads[load.index] = load
         self._running.append(_Flow(load, done))
         if not self._settles_later:
             self._settle()
@@ -59,28 +59,32 @@ class FluidMachine:
     def _settle(self, _: Event | None = None) -> None:
         """Work out the rates of what runs from now on, and set a timeout for the first that ends."""
         self._settles_later = False
-        now = int(self._env.now)
+        env, running = self._env, self._running
+        now = env.now
         passed, self._advanced_to = now - self._advanced_to, now
         # Layers repeat: a step of hundreds of operations has a few dozen different sets of running loads.
-        key = tuple([flow.index for flow in self._running])
+        key = tuple([flow.index for flow in running])
         rates = self._known.get(key) or self._share(key)
+        if self._sampled_at == now:
+            self.samples.pop()
+        self._sampled_at = now
+        self.samples.append((int(now), rates.link_gb_s, rates.hbm_gb_s))
         soonest = inf
-        for flow, rate in zip(self._running, rates.each, strict=True):
+        for flow, rate in zip(running, rates.each, strict=True):
             if passed:
                 flow.left -= flow.rate * passed
             flow.rate = rate
-            if rate > 0.0 and flow.left < soonest * rate:
+            if rate and flow.left < soonest * rate:
                 soonest = flow.left / rate
-        self._sample(now, rates)
         if soonest < inf:
-            delay = max(0, ceil(soonest - ROUNDING_NS))
+            delay = ceil(soonest - ROUNDING_NS) if soonest > ROUNDING_NS else 0
             if now + delay != self._wakes_at:
                 self._wakes_at = now + delay
-                self._env.timeout(delay).callbacks.append(self._wake)
+                env.timeout(delay).callbacks.append(self._wake)
 
     def _wake(self, _: Event) -> None:
         """End what is through."""
-        now = int(self._env.now)
+        now = self._env.now
         if now != self._wakes_at:
             return  # What runs has changed since this timeout was set; another stands in for it.
         self._wakes_at = NEVER
@@ -104,12 +108,6 @@ class FluidMachine:
             last.callbacks.append(self._settle)
 
     def _share(self, key: tuple[int, ...]) -> Rates:
-        rates = share_rates([self._loads[index] for index in key], self._plan, self._costs)
+        rates = share_rates([flow.load for flow in self._running], self._plan, self._costs)
         self._known[key] = rates
         return rates
-
-    def _sample(self, now: int, rates: Rates) -> None:
-        samples = self.samples
-        if samples and samples[-1][0] == now:
-            samples.pop()
-        samples.append((now, rates.link_gb_s, rates.hbm_gb_s))

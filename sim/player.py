@@ -34,6 +34,7 @@ class _Player:
     def stream(self, ops: list[Op]) -> Generator[Event, None, None]:
         """The operations of one stream, one after the other."""
         env, machine, load_of, finished = self.env, self.machine, self.loads.of, self.finished
+        now = 0
         for op in ops:
             index = op.index
             if op.after:
@@ -41,7 +42,8 @@ class _Player:
                     yield finished[earlier]
                 if self.join_ns:
                     yield env.timeout(self.join_ns)
-            self.starts[index] = int(env.now)
+                now = int(env.now)
+            self.starts[index] = now
             load = load_of(op)
             if load.copies and self.transfer_start_ns:
                 # The first reads are under way but nothing moves yet, so nothing else is disturbed.
@@ -50,7 +52,7 @@ class _Player:
                 finished[index].succeed()
             else:
                 yield machine.start(load, finished[index])
-            self.ends[index] = int(env.now)
+            self.ends[index] = now = int(env.now)
 
 
 def play(plan: Plan, costs: CostModel) -> Timeline:

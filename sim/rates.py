@@ -72,8 +72,11 @@ def share_rates(loads: Sequence[Load], plan: Plan, costs: CostModel) -> Rates:
 
     Copies share the link max-min fair, each no faster than a prefetch alone times the worst factor of the
     compute operations beside it. Their HBM writes have first claim; compute operations share what is left of
-    HBM max-min fair, and each is slowed further by the factor measured beside that many prefetch CTAs.
+    HBM max-min fair, and each is slowed further by the factor measured beside that many prefetch CTAs. A compute
+    operation by itself runs at full speed.
     """
+    if len(loads) == 1 and not loads[0].copies:
+        return Rates((1.0,), 0.0, loads[0].hbm)
     machine = costs.machine
     computes = [load for load in loads if not load.copies]
     copies = [load for load in loads if load.copies]

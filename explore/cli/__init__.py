@@ -1,0 +1,109 @@
+"""The ``sparda`` command line: one small module for each command."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from sparda.engine.errors import SpardaError
+from sparda.explore.cli.common import Output, Parser
+
+COMMANDS = {
+    "doctor": "what this machine has and lacks",
+    "measure": "measure this machine's GPU and link (needs a GPU)",
+    "calibrate": "fit a profile to measurement rows",
+    "simulate": "predict one decode step and where its time goes",
+    "explore": "search the configurations for one workload",
+    "table": "CTA counts for a grid of workloads, in six formats",
+    "validate": "measure what the search chose and judge it (needs a GPU)",
+    "report": "write an HTML report",
+    "evidence": "recompute every claimed figure from committed rows",
+    "demo": "the H200 table and a report, in under a minute",
+}
+SCHEMA = 1
+MISTAKE, INTERRUPTED = 2, 130
+
+
+def parser() -> Parser:
+    """The parser of all commands; a command's module is loaded for its arguments only."""
+    top = Parser(
+        prog="sparda",
+        description="Finds how a sparse-attention decoder with its KV cache in host memory should run on a GPU.",
+        epilog="A mistake in the arguments ends with one sentence and exit code 2.",
+    )
+    top.add_argument("--version", action="version", version=f"sparda {_version()}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help_text in COMMANDS.items():
+        module = import_module(f"sparda.explore.cli.{name}")
+        sub = commands.add_parser(name, help=help_text, description=module.__doc__)
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 2 for a user's mistake, 130 when interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    wants_json = "--json" in words
+    command = next((w for w in words if w in COMMANDS), "")
+    try:
+        _check_command(words)
+        args = parser().parse_args(words)
+        _show(args.command, _run(args), wants_json)
+    except SpardaError as e:
+        sentence = " ".join(str(e).split())
+        print(f"sparda: {sentence}", file=sys.stderr)
+        if wants_json:
+            print(json.dumps({"schema": SCHEMA, "command": command, "error": sentence}))
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("\nsparda: interrupted; files already written are whole.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left (`sparda table | head`): not an error, and nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        print(
+            f"sparda: {e.filename or 'a file'}: {e.strerror or e}; check the path and its permissions.", file=sys.stderr
+        )
+        return MISTAKE
+    return 0
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Name the closest command where the first word is none; argparse would only list them."""
+    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
+        near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise SpardaError(f"unknown command {words[0]!r}; {hint}Commands: {', '.join(COMMANDS)}.")
+
+
+def _run(args: argparse.Namespace) -> Output:
+    run: Callable[[argparse.Namespace], Output] = args.run
+    if not args.json:
+        return run(args)
+    # Whatever a library prints must not get into the one object on stdout.
+    with contextlib.redirect_stdout(sys.stderr):
+        return run(args)
+
+
+def _show(command: str, output: Output, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "command": command, **output.data}, allow_nan=False))
+    else:
+        print(output.text.rstrip("\n"))
+    sys.stdout.flush()
+
+
+def _version() -> str:
+    try:
+        return version("sparda")
+    except PackageNotFoundError:
+        return "0 (not installed)"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparda.engine.config import POLICIES, Config, Workload
@@ -84,16 +84,19 @@ GOOD: dict[str, object] = {
 }
 
 
+@settings(deadline=None)
 @given(everything)
 def test_what_is_made_plain_reads_back_equal(thing: Everything) -> None:
     assert read(Everything, to_plain(thing), where="there") == thing
 
 
+@settings(deadline=None)
 @given(everything)
 def test_json_in_between_changes_nothing(thing: Everything) -> None:
     assert read(Everything, json.loads(json.dumps(to_plain(thing))), where="there") == thing
 
 
+@settings(deadline=None)
 @given(configs)
 def test_configurations_read_back_equal(config: Config) -> None:
     assert read(Config, to_plain(config), where="config") == config
@@ -163,6 +166,7 @@ def test_a_value_of_another_type_is_refused(key: str, value: object, says: str) 
         read(Everything, GOOD | {key: value}, where="there")
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from([*GOOD, "maybe", "shape", "points", "named", "other"]).filter(lambda key: key != "count"),

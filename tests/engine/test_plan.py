@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparda.engine.config import POLICIES, Config, Workload
@@ -27,15 +27,15 @@ def plan_of(policy: str, lookahead: int = 1, workload: Workload | None = None, t
     return make_plan(SHAPE, SPEC, workload or Workload(), config)
 
 
-def before(plan: Plan, op: Op) -> set[int]:
-    """Indices of all that must have finished before ``op`` begins: waits and the order of each stream."""
+def history(plan: Plan) -> list[set[int]]:
+    """For each operation the indices of all that finish before it begins: waits and the order of each stream."""
     earlier: list[set[int]] = []
     last: dict[str, int] = {}
-    for one in plan:
-        direct = [*one.after, *([last[one.stream]] if one.stream in last else [])]
+    for op in plan:
+        direct = [*op.after, *([last[op.stream]] if op.stream in last else [])]
         earlier.append(set(direct).union(*(earlier[d] for d in direct)))
-        last[one.stream] = one.index
-    return earlier[op.index]
+        last[op.stream] = op.index
+    return earlier
 
 
 def only(plan: Plan, kind: str, layer: int) -> Op:
@@ -43,6 +43,7 @@ def only(plan: Plan, kind: str, layer: int) -> Op:
     return op
 
 
+@settings(deadline=None)
 @given(policies, lookaheads, workloads)
 def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, workload: Workload) -> None:
     plan = plan_of(policy, lookahead, workload)
@@ -55,6 +56,7 @@ def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, wo
             assert plan.ops[wait].stream != op.stream
 
 
+@settings(deadline=None)
 @given(policies, lookaheads, workloads)
 def test_every_operation_has_work_and_none_is_negative(policy: str, lookahead: int, workload: Workload) -> None:
     for op in plan_of(policy, lookahead, workload):
@@ -63,22 +65,26 @@ def test_every_operation_has_work_and_none_is_negative(policy: str, lookahead: i
         assert any(work) or op.kind == "prefetch"
 
 
+@settings(deadline=None)
 @given(policies, lookaheads)
 def test_the_last_operation_waits_for_all_others(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
     assert plan.ops[-1].kind == "sample"
-    assert before(plan, plan.ops[-1]) == set(range(len(plan.ops) - 1))
+    assert history(plan)[-1] == set(range(len(plan.ops) - 1))
 
 
+@settings(deadline=None)
 @given(policies, lookaheads)
 def test_every_layer_chooses_once_and_attends_once_after_its_own_choice(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
+    earlier = history(plan)
     for layer in range(SHAPE.layers):
         attention = only(plan, "attention", layer)
-        assert only(plan, "select", layer).index in before(plan, attention)
-        assert only(plan, "append", layer).index in before(plan, attention)
+        assert only(plan, "select", layer).index in earlier[attention.index]
+        assert only(plan, "append", layer).index in earlier[attention.index]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
 def test_one_prefetch_for_every_layer_from_lookahead_on_and_never_for_layer_0(policy: str, lookahead: int) -> None:
     layers = [op.layer for op in plan_of(policy, lookahead).of_kind("prefetch")]
@@ -89,6 +95,7 @@ def test_sparse_fetches_for_every_layer_but_the_first() -> None:
     assert [op.layer for op in plan_of("sparse").of_kind("prefetch")] == list(range(1, SHAPE.layers))
 
 
+@settings(deadline=None)
 @given(policies, lookaheads)
 def test_layers_without_a_prefetch_are_those_that_stay_resident(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
@@ -103,6 +110,7 @@ def test_a_resident_cache_moves_nothing_over_the_link() -> None:
     assert plan.streams == (MAIN,)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads, workloads)
 def test_a_prefetch_moves_its_misses_of_32_kib(policy: str, lookahead: int, workload: Workload) -> None:
     misses = round(workload.miss_rate * 96 * workload.batch * SHAPE.kv_heads)
@@ -112,28 +120,33 @@ def test_a_prefetch_moves_its_misses_of_32_kib(policy: str, lookahead: int, work
         assert op.work.ctas == 2
 
 
+@settings(deadline=None)
 @given(policies, lookaheads)
 def test_an_attention_waits_for_the_prefetch_of_its_own_layer(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
+    earlier = history(plan)
     for fetch in plan.of_kind("prefetch"):
         assert fetch.layer is not None
         attention = only(plan, "attention", fetch.layer)
-        assert fetch.index in before(plan, attention)
+        assert fetch.index in earlier[attention.index]
         if fetch.stream != MAIN:
             assert attention.after == (fetch.index,)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 4))
 def test_a_choice_is_made_lookahead_layers_ahead_beside_the_main_stream(lookahead: int) -> None:
     plan = plan_of("sparda", lookahead)
+    earlier = history(plan)
     for layer in range(lookahead, SHAPE.layers):
         score, fetched = only(plan, "score", layer), [op for op in plan.of_kind("prefetch") if op.layer == layer]
         assert score.stream == SELECT
         assert score.after == (only(plan, "append", layer - lookahead).index,)
         assert [op.stream for op in fetched] == [PREFETCH]
-        assert only(plan, "attention", layer - 1).index not in before(plan, fetched[0])
+        assert only(plan, "attention", layer - 1).index not in earlier[fetched[0].index]
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
 def test_without_lookahead_or_prefetch_all_runs_on_the_main_stream_but_the_writeback(policy: str, ahead: int) -> None:
     if policy == "sparda":
@@ -145,15 +158,17 @@ def test_without_lookahead_sparda_is_sparda_on_demand() -> None:
     assert plan_of("sparda", 0).ops == plan_of("sparda-on-demand", 0).ops
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads)
 def test_the_writeback_carries_one_token_of_every_offloaded_layer(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
     (op,) = plan.of_kind("writeback")
     offloaded = SHAPE.layers - resident_layers(plan.config, SHAPE.layers)
     assert op.work.d2h_bytes == offloaded * 16 * 2 * 2 * 128 * 2
-    assert only(plan, "append", SHAPE.layers - 1).index in before(plan, op)
+    assert only(plan, "append", SHAPE.layers - 1).index in history(plan)[op.index]
 
 
+@settings(deadline=None)
 @given(policies, lookaheads)
 def test_the_projection_is_as_wide_as_its_selection_queries_ask(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
@@ -163,6 +178,7 @@ def test_the_projection_is_as_wide_as_its_selection_queries_ask(policy: str, loo
         assert only(plan, "qkv", layer).work.flops == 2 * 16 * width * SHAPE.d_model
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["sparda", "sparda-on-demand"]), lookaheads)
 def test_every_layer_is_scored_by_exactly_one_projected_query(policy: str, lookahead: int) -> None:
     config = Config(policy=policy, lookahead=lookahead)

@@ -34,6 +34,7 @@ def test_softmax_spans_several_chunks_of_keys(device: str) -> None:
 def test_scratch_of_another_size_is_refused(device: str) -> None:
     q = torch.zeros(1, 2, 64, dtype=torch.bfloat16, device=device)
     keys = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16, device=device)
+    positions = torch.zeros(1, dtype=torch.int32, device=device)
     out, stats = torch.zeros(1, 1, 4, device=device), torch.zeros(1, 1, 9, 2, 2, device=device)
     with pytest.raises(ValueError, match="stats: given"):
-        head_scores(q, keys, torch.zeros(1, dtype=torch.int32, device=device), out, stats, block=64, kernel=32, stride=16)
+        head_scores(q, keys, positions, out, stats, block=64, kernel=32, stride=16)

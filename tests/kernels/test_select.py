@@ -53,7 +53,8 @@ class Decoder:
         total = int(misses)
         assert total == len(copies)
         assert set(zip(source[:total].tolist(), target[:total].tolist(), strict=True)) == copies
-        assert (source[total:] == POISON).all() and (target[total:] == POISON).all()
+        assert (source[total:] == POISON).all()
+        assert (target[total:] == POISON).all()
         self._check_maps(before, chosen, count)
         self.positions += 1
         self.now += 1
@@ -63,29 +64,32 @@ class Decoder:
         for b, t in enumerate(self.positions.tolist()):
             for h in range(self.shape[1]):
                 place, inside = self.place[b, h].tolist(), self.inside[b, h].tolist()
-                assert {(m, s) for m, s in enumerate(place) if s >= 0} == {(m, s) for s, m in enumerate(inside) if m >= 0}
+                forward = {(m, s) for m, s in enumerate(place) if s >= 0}
+                assert forward == {(m, s) for s, m in enumerate(inside) if m >= 0}
                 held = [inside[s] for s in chosen[b, h, : int(count[b, h])].tolist()]
-                assert held == sorted(set(held)) and EMPTY not in held
+                assert held == sorted(set(held))
+                assert EMPTY not in held
                 assert held[-1] == min(t // BLOCK, self.blocks - 1)
                 following = (t + 1) // BLOCK
                 assert following >= self.blocks or place[following] >= 0
-                assert all(new in (old, EMPTY) for old, new in zip(before[b, h].tolist(), place, strict=True) if old >= 0)
+                moves = zip(before[b, h].tolist(), place, strict=True)
+                assert all(new in (old, EMPTY) for old, new in moves if old >= 0)
 
 
 def _drift(scores: torch.Tensor) -> torch.Tensor:
     return 0.9 * scores + 0.4 * torch.randn_like(scores)
 
 
-@pytest.mark.parametrize(("slots", "top_k", "kv_heads"), [(9, 8, 2), (17, 8, 1), (33, 16, 3)])
+@pytest.mark.parametrize(("slots", "top_k", "kv_heads"), [(9, 8, 1), (17, 8, 2), (22, 16, 1)])
 def test_many_steps_of_drifting_scores_match_the_reference(device: str, slots: int, top_k: int, kv_heads: int) -> None:
     torch.manual_seed(slots)
-    decoder = Decoder(device, [0, 250, 310, 479], kv_heads=kv_heads, blocks=40, slots=slots, top_k=top_k)
-    scores = torch.randn(1, 4, kv_heads, 40)
+    decoder = Decoder(device, [0, 605], kv_heads=kv_heads, blocks=40, slots=slots, top_k=top_k)
+    scores = torch.randn(1, 2, kv_heads, 40)
     missed = 0
-    for _ in range(36):
+    for _ in range(30):
         missed += len(decoder.step(scores)[1])
         scores = _drift(scores)
-    assert missed > 36
+    assert missed > slots + 4  # the long sequence alone fills its slots and evicts
 
 
 @pytest.mark.parametrize("spots", [[0, 1, 14, 15], [16, 17, 30, 31], [111, 112, 113, 127], [637, 638, 639, 639 - 16]])
@@ -113,9 +117,9 @@ def test_equal_scores_go_to_the_lowest_blocks(device: str) -> None:
 
 def test_coarse_scores_with_many_ties_match_the_reference(device: str) -> None:
     torch.manual_seed(4)
-    decoder = Decoder(device, [500, 333, 600], kv_heads=2, blocks=40, slots=14, top_k=12)
-    for _ in range(12):
-        scores = torch.randint(-2, 3, (1, 3, 2, 40)).float()
+    decoder = Decoder(device, [500, 333], kv_heads=2, blocks=40, slots=14, top_k=12)
+    for _ in range(6):
+        scores = torch.randint(-2, 3, (1, 2, 2, 40)).float()
         scores[torch.rand_like(scores) < 0.2] = float("-inf")
         scores[torch.rand_like(scores) < 0.1] = -0.0
         decoder.step(scores)
@@ -136,7 +140,9 @@ def test_resident_blocks_are_only_stamped(device: str) -> None:
     decoder.step(scores)
     inside, place = decoder.inside.clone(), decoder.place.clone()
     _, copies = decoder.step(scores)
-    assert not copies and torch.equal(decoder.inside, inside) and torch.equal(decoder.place, place)
+    assert not copies
+    assert torch.equal(decoder.inside, inside)
+    assert torch.equal(decoder.place, place)
     assert (decoder.stamp == 1).sum() == 16
 
 

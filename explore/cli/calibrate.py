@@ -1,0 +1,42 @@
+"""Fit a profile to a folder of measurement rows and write its profile.json there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from sparda.engine.errors import SpardaError
+from sparda.explore.cli.common import Output, add_json
+from sparda.explore.text import percent
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("folder", type=Path, help="folder that `sparda measure` wrote")
+    parser.add_argument("--name", metavar="NAME", help="name of the profile (default: the folder's name)")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> Output:
+    """Fit and write. Raises SpardaError where rows are missing."""
+    if not (args.folder / "rows").is_dir():
+        raise SpardaError(f"{args.folder} has no rows folder; give a folder that `sparda measure` wrote.")
+    from sparda.calibrate.fit import calibrate
+    from sparda.engine.loader import to_plain
+
+    profile = calibrate(args.folder, args.name or args.folder.resolve().name)
+    band = profile.band
+    path = profile.folder / "profile.json"
+    text = (
+        f"{profile.label}: {profile.machine.gpu}, model {profile.model}; written to {path}.\n"
+        f"Held-out steps: {band.count}, errors median {percent(band.median)}, p90 {percent(band.p90)}, "
+        f"worst {percent(band.worst)}, bias {percent(band.bias, sign=True)}."
+    )
+    data: dict[str, object] = {
+        "profile": profile.name,
+        "tier": profile.tier,
+        "machine": to_plain(profile.machine),
+        "band": to_plain(band),
+        "path": str(path),
+    }
+    return Output(data, text)

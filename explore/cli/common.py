@@ -1,0 +1,101 @@
+"""What the commands share: arguments, output, the profile, and what a measuring machine must have."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from sparda.engine.errors import SpardaError
+
+if TYPE_CHECKING:
+    from sparda.calibrate.profile import Profile
+    from sparda.explore.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A command's result: ``data`` for --json, ``text`` for a reader."""
+
+    data: dict[str, object]
+    text: str
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a wrong argument as every other mistake is reported."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpardaError(f"{message}; see `{self.prog} --help`.")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """--json, which every command has."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
+
+
+def add_scenario(parser: argparse.ArgumentParser) -> None:
+    """--profile, --scenario, --set and --json."""
+    parser.add_argument("--profile", metavar="NAME", help="profile by name or folder (default: h200-sxm.measured)")
+    parser.add_argument("--scenario", type=Path, metavar="FILE", help="TOML file with [workload], [config], [grid]")
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one value, for example config.prefetch_ctas=4 or grid.batch=1,16 (repeatable)",
+    )
+    add_json(parser)
+
+
+def scenario_of(args: argparse.Namespace) -> Scenario:
+    """The scenario that the arguments of ``add_scenario`` describe."""
+    from sparda.explore.scenario import load_scenario
+
+    return load_scenario(args.scenario, args.overrides, args.profile)
+
+
+def profile_named(name: str) -> Profile:
+    """The profile. Raises SpardaError where there is none of that name."""
+    from sparda.calibrate import profile
+
+    return profile.load_profile(name)
+
+
+def require_gpu(command: str) -> None:
+    """Refuse to measure where it cannot be done, before anything is written."""
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SpardaError(
+            f"sparda {command} runs kernels and needs {' and '.join(missing)}; install with "
+            "`pip install 'sparda[engine]'` on a machine with a CUDA GPU."
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SpardaError(
+            f"sparda {command} measures on a CUDA GPU and none is visible; run it on a machine with one (see "
+            "`sparda doctor`), or use a shipped profile."
+        )
+
+
+def write_folder_of(path: Path) -> Path:
+    """``path``, its folder made if need be. Raises SpardaError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise SpardaError(f"{path.parent}: cannot be made ({e.strerror}); give a path that you may write to.") from None
+    return path
+
+
+def positive(text: str) -> float:
+    """An argument that is a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value

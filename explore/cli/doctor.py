@@ -1,0 +1,114 @@
+"""Say what this machine has and lacks for each command. Loads neither torch nor triton."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from sparda.explore.cli.common import Output, add_json
+from sparda.explore.text import GIB, columns, wrapped
+
+PACKAGES = (
+    ("numpy", "every command", "pip install sparda"),
+    ("scipy", "calibrate", "pip install sparda"),
+    ("simpy", "simulate, explore, table", "pip install sparda"),
+    ("optuna", "explore --trials", "pip install sparda"),
+    ("plotly", "report, demo", "pip install sparda"),
+    ("torch", "measure, validate", "pip install 'sparda[engine]'"),
+    ("triton", "measure, validate", "pip install 'sparda[engine]'"),
+)
+QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
+NO_GPU_HINT = "measure and validate need one; all else runs without"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked for: ``state`` is "ok", "missing" or "warning"; ``hint`` says what to do."""
+
+    name: str
+    state: str
+    found: str
+    hint: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> Output:
+    """Look, and report; nothing is changed."""
+    checks = [
+        Check("python", "ok", platform.python_version()),
+        *map(_package, PACKAGES),
+        *_gpus(),
+        _memory(),
+        _profiles(),
+    ]
+    gpu = all(c.state == "ok" for c in checks if c.name in ("torch", "triton") or c.name.startswith("gpu"))
+    simulator = all(c.state == "ok" for c in checks if c.name in ("numpy", "simpy", "optuna", "profiles"))
+    lines = [columns(["", "state", "found"], [[c.name, c.state, c.found] for c in checks], left=3)]
+    lines += [wrapped(f"{c.name}: {c.hint}", "  ") for c in checks if c.hint and c.state != "ok"]
+    lines.append(f"simulate, explore, table, demo: {'ready' if simulator else 'not ready'}")
+    lines.append(f"measure, validate: {'ready' if gpu else 'not ready'}")
+    return Output(
+        {"checks": [asdict(c) for c in checks], "can_simulate": simulator, "can_measure": gpu}, "\n".join(lines)
+    )
+
+
+def _package(wanted: tuple[str, str, str]) -> Check:
+    name, use, install = wanted
+    if importlib.util.find_spec(name) is None:
+        return Check(name, "missing", "-", f"{use} need it: {install}")
+    try:
+        return Check(name, "ok", version(name))
+    except PackageNotFoundError:
+        return Check(name, "ok", "unknown version")
+
+
+def _gpus() -> list[Check]:
+    """GPUs as nvidia-smi lists them."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return [Check("gpu", "missing", "no nvidia-smi", NO_GPU_HINT)]
+    try:
+        done = subprocess.run(
+            [tool, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as e:
+        return [Check("gpu", "missing", f"nvidia-smi failed ({type(e).__name__})", NO_GPU_HINT)]
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.count(",") == 4]
+    if done.returncode or not rows:
+        return [Check("gpu", "missing", "nvidia-smi lists none", NO_GPU_HINT)]
+    return [
+        Check(f"gpu {i}", "ok", f"{name}, {memory} MiB, driver {driver}, PCIe {gen} x{width}")
+        for i, (name, driver, memory, gen, width) in enumerate(rows)
+    ]
+
+
+def _memory() -> Check:
+    """Host memory: what of it can be pinned bounds batch times context."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+        kib = next(int(line.split()[1]) for line in text.splitlines() if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return Check("host memory", "warning", "unknown", "the pinned pool needs 2 GiB and more for each sequence")
+    return Check("host memory", "ok", f"{kib * 1024 / GIB:.0f} GiB available")
+
+
+def _profiles() -> Check:
+    from sparda.calibrate.profile import profile_names
+
+    names = profile_names()
+    hint = "measure and calibrate one, then give its folder with --profile"
+    return Check("profiles", "ok" if names else "missing", ", ".join(names) or "-", "" if names else hint)

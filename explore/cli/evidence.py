@@ -1,0 +1,56 @@
+"""Recompute every claimed figure from the profile's committed rows."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from sparda.explore.cli.common import Output, add_json, positive, profile_named
+
+if TYPE_CHECKING:
+    from sparda.explore.evidence import Figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    parser.add_argument("--profile", default="h200-sxm.measured", metavar="NAME", help="profile by name or folder")
+    parser.add_argument("--seconds", type=positive, default=1.0, help="time spent on the simulator's own speed")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> Output:
+    """All figures, with targets, rows and provenance."""
+    from sparda.explore.evidence import evidence
+
+    profile = profile_named(args.profile)
+    figures = evidence(profile, args.seconds)
+    data: dict[str, object] = {
+        "profile": profile.name,
+        "tier": profile.tier,
+        "figures": {name: f.to_dict() for name, f in figures.items()},
+    }
+    return Output(data, f"{_text(figures)}\nProfile {profile.label}; conditions and provenance: --json.")
+
+
+def _text(figures: dict[str, Figure]) -> str:
+    from sparda.explore.text import columns
+
+    words = {True: "met", False: "NOT MET", None: "-"}
+    rows = [
+        [
+            name,
+            _number(f.value),
+            ("" if f.target is None else ">= " if f.higher_is_better else "<= ") + _number(f.target),
+            words[f.met],
+            str(f.rows),
+            f.unit if len(f.unit) <= 12 else "fraction",
+        ]
+        for name, f in figures.items()
+    ]
+    return columns(["figure", "value", "target", "", "rows", "unit"], rows)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3f}"

@@ -1,0 +1,94 @@
+"""Predict one decode step: its time, its error band, and where the time goes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, write_folder_of
+
+if TYPE_CHECKING:
+    from sparda.calibrate.profile import Profile
+    from sparda.explore.predict import Prediction
+    from sparda.sim.timeline import Timeline
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    add_scenario(parser)
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the step for chrome://tracing or Perfetto")
+
+
+def run(args: argparse.Namespace) -> Output:
+    """Play one step and break its time down."""
+    from sparda.engine.loader import write_json
+    from sparda.engine.policies import make_plan
+    from sparda.explore.predict import Predictor
+    from sparda.sim.player import play
+
+    scenario = scenario_of(args)
+    profile = profile_named(scenario.profile)
+    predictor = Predictor.of(profile, scenario)
+    prediction = predictor(scenario.workload, scenario.config)
+    plan = make_plan(predictor.shape, predictor.spec, scenario.workload, scenario.config)
+    timeline = play(plan, profile.costs)
+    trace = write_folder_of(args.trace) if args.trace else None
+    if trace:
+        write_json(trace, timeline.chrome_trace())
+    data: dict[str, object] = {
+        "profile": profile.name,
+        "tier": profile.tier,
+        "model": scenario.model,
+        "prediction": prediction.to_dict(),
+        "by_kind": _kinds(timeline),
+        "busy_us": {stream: ns / 1e3 for stream, ns in timeline.busy_ns.items()},
+        "exposed_us": timeline.exposed_ns / 1e3,
+        "link_busy_us": timeline.link_busy_ns / 1e3,
+        "link_bytes": timeline.link_bytes,
+        "trace": str(trace) if trace else None,
+    }
+    return Output(data, _text(profile, prediction, timeline, scenario.model, trace))
+
+
+def _kinds(timeline: Timeline) -> list[dict[str, object]]:
+    streams: dict[str, set[str]] = {}
+    for span in timeline.spans:
+        streams.setdefault(span.kind, set()).add(span.stream)
+    return [
+        {"kind": kind, "stream": "+".join(sorted(streams[kind])), "count": total.count, "us": total.ns / 1e3}
+        for kind, total in timeline.by_kind().items()
+    ]
+
+
+def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace: Path | None) -> str:
+    from sparda.explore.predict import prediction_label
+    from sparda.explore.text import columns, percent, wrapped
+
+    w = p.workload
+    kinds = sorted(timeline.by_kind().items(), key=lambda item: -item[1].ns)
+    where = {span.kind: span.stream for span in timeline.spans}
+    step_ns, exposed = timeline.makespan_ns, timeline.exposed_ns
+    rows = [[k, where[k], str(t.count), f"{t.ns / 1e3:.0f}", percent(t.ns / step_ns)] for k, t in kinds]
+    lines = [
+        wrapped(
+            f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses; {p.config.policy}: "
+            f"{prediction_label(p.config)}. Profile {profile.label}."
+        ),
+        f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s (band {p.low:.0f} to {p.high:.0f}).",
+        f"GPU memory {p.gpu_gib:.1f} GiB, pinned memory {p.pinned_gib:.1f} GiB.",
+        "",
+        columns(["kind", "stream", "count", "us", "of step"], rows, left=2),
+        "",
+        "Busy: "
+        + ", ".join(f"{s} {percent(ns / step_ns)}" for s, ns in timeline.busy_ns.items())
+        + f"; link {percent(timeline.link_busy_ns / step_ns)}.",
+        f"Exposed: main waits {exposed / 1e3:.0f} us ({percent(exposed / step_ns)}) for other streams.",
+    ]
+    if not p.fits:
+        lines.append(wrapped(f"Does not fit: {p.limit_reason}."))
+    if not p.inside:
+        lines.append(wrapped(f"Outside the measured range: {'; '.join(p.outside_reasons)}."))
+    if trace:
+        lines.append(f"Trace: {trace}")
+    return "\n".join(lines)

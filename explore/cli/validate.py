@@ -1,0 +1,132 @@
+"""Measure what the search chose, and judge it: contradictions first. --winners and --verdicts need no GPU."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparda.engine.errors import SpardaError
+from sparda.explore.cli.common import (
+    Output,
+    add_scenario,
+    positive,
+    profile_named,
+    require_gpu,
+    scenario_of,
+    write_folder_of,
+)
+
+if TYPE_CHECKING:
+    from sparda.explore.cells import CellVerdict
+    from sparda.explore.validate import Summary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of this command."""
+    add_scenario(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--winners", type=Path, metavar="FILE", help="only write the cells to measure, predictions in")
+    what.add_argument("--verdicts", action="store_true", help="only judge rows that are already in the store")
+    parser.add_argument(
+        "--cells", type=Path, metavar="FILE", help="cells file (default: validation.json of the profile)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="store of measured rows (default: the profile's)")
+    parser.add_argument("--budget", type=positive, default=1800.0, metavar="SECONDS", help="stop after (default: 1800)")
+
+
+def run(args: argparse.Namespace) -> Output:
+    """Write cells, measure them or judge them."""
+    if args.winners:
+        return _winners(args)
+    from sparda.calibrate.store import Store
+    from sparda.explore import validate
+
+    if not args.verdicts:
+        require_gpu("validate")
+    folder = None
+    if not args.cells or not args.out:
+        folder = profile_named(scenario_of(args).profile).folder
+    path = args.cells or (folder or Path()) / validate.FILE
+    out = args.out or folder or Path()
+    cells = validate.read_cells(path)
+    if not args.verdicts:
+        validate.measure_cells(path, out, args.budget)
+    rows = Store(out).rows("validation")
+    if not rows:
+        raise SpardaError(
+            f"{out} has no validation rows; measure them with `sparda validate --cells {path} --out {out}`."
+        )
+    found = validate.verdicts(cells, rows)
+    totals = validate.summary(found)
+    data: dict[str, object] = {
+        "profile": cells.profile,
+        "model": cells.model,
+        "cells_file": str(path),
+        "rows_folder": str(out),
+        "summary": asdict(totals),
+        "verdicts": [validate.verdict_dict(v) for v in found],
+    }
+    return Output(data, _text(cells.profile, found, totals))
+
+
+def _winners(args: argparse.Namespace) -> Output:
+    from sparda.engine.loader import to_plain
+    from sparda.explore import validate
+    from sparda.explore.predict import Predictor
+    from sparda.explore.text import Progress
+
+    scenario = scenario_of(args)
+    profile = profile_named(scenario.profile)
+    progress = Progress("cells", len(scenario.grid.cells))
+    cells = validate.winners(Predictor.of(profile, scenario), scenario, write_folder_of(args.winners), progress.step)
+    progress.close()
+    runs = sum(len(c.runs) for c in cells.cells)
+    plain = {k: v for k, v in to_plain(cells).items() if k != "schema"}
+    left = len(scenario.grid.cells) - len(cells.cells)
+    return Output(
+        {**plain, "out": str(args.winners), "left_out": left},
+        f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells do not fit on the GPU.\n"
+        f"Next, on the machine with the GPU: sparda validate --cells {args.winners} --out FOLDER",
+    )
+
+
+def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
+    from sparda.explore.text import columns, percent, tokens_label, wrapped
+
+    def share(value: float | None, sign: bool = True) -> str:
+        return "-" if value is None else percent(value, 1, sign=sign)
+
+    rows = []
+    for v in found:
+        own = next((r for r in v.runs if r.chosen), None)
+        measured = f"{own.measured_us / 1e3:.2f}" if own and own.measured_us else "-"
+        predicted = f"{own.predicted_us / 1e3:.2f}" if own and own.predicted_us else "-"
+        w = v.workload
+        rows.append(
+            [
+                tokens_label(w.context_tokens),
+                str(w.batch),
+                percent(w.miss_rate, 0),
+                str(v.chosen.prefetch_ctas),
+                str(v.best.prefetch_ctas) if v.best else "-",
+                predicted,
+                measured,
+                share(v.error),
+                share(v.regret, False),
+                share(v.gain_public),
+                v.confirmed,
+            ]
+        )
+    headers = ["ctx", "batch", "miss", "CTAs", "best", "pred", "meas", "error", "regret", "gain", "agrees"]
+    tail = (
+        f"{totals.confirmed} confirmed, {totals.contradicted} contradicted, {totals.not_run} not measured; "
+        f"{totals.runs} runs measured. Profile {profile}."
+    )
+    extremes = (
+        f"Error median {share(totals.median_error, False)}, worst {share(totals.max_error, False)}; "
+        f"worst regret {share(totals.max_regret, False)}; pred and meas in ms."
+    )
+    return "\n".join([columns(headers, rows), wrapped(tail), wrapped(extremes)])
