@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from sparda.engine.graph import captured
 from sparda.engine.lanes import Binding, CudaLanes, Lanes, SerialLanes, issue
 from sparda.engine.plan import Op, Plan
 from sparda.engine.policies import projections
@@ -17,7 +18,7 @@ from sparda.kernels.advance import advance
 from sparda.kernels.append import append_token
 from sparda.kernels.attention import attention_splits, block_attention
 from sparda.kernels.headscore import head_scores, headscore_chunks
-from sparda.kernels.norm import add_norm, silu_mul
+from sparda.kernels.norm import add_norm, embed_tokens, silu_mul
 from sparda.kernels.prefetch import prefetch
 from sparda.kernels.score import forecast_scores
 from sparda.kernels.select import select_blocks
@@ -71,7 +72,6 @@ class Decoder:
         self.miss_dst = [ints(t.heads * tier.slots) for tier in t.layers]
         self.partial = floats(batch, kv, self.splits, s.group, s.head_dim)
         self.stats = floats(batch, kv, self.splits, s.group, 2)
-        self.arrivals = ints(batch, kv)
         if self.plan.of_kind("headscore"):
             chunks = headscore_chunks(int(t.keys.shape[3]))
             self.head_stats = floats(batch, kv, chunks, s.group, 2)
@@ -79,7 +79,7 @@ class Decoder:
     def _bind(self) -> dict[str, Binding]:
         w = self.weights
         return {
-            "embed": lambda op: _index(w.embed, self.tokens, self.x),
+            "embed": lambda op: embed_tokens(w.embed, self.tokens, self.x),
             "norm": self._norm,
             "qkv": lambda op: _linear(self.h, self._fused[_layer(op)], self.fused[_layer(op)]),
             "append": self._append,
@@ -202,7 +202,6 @@ class Decoder:
             self.attended,
             self.partial,
             self.stats,
-            self.arrivals,
             splits=self.splits,
         )
 
@@ -222,10 +221,7 @@ class Decoder:
     def capture(self) -> None:
         """Capture the step in one CUDA graph. Runs one step first, which compiles every kernel."""
         self.issue()
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.issue(CudaLanes())
+        self.graph = captured(lambda: self.issue(CudaLanes()))
 
     def step(self) -> None:
         """Decode one token per sequence; returns when it is enqueued."""
@@ -233,12 +229,6 @@ class Decoder:
             self.graph.replay()
         else:
             self.issue()
-
-    def misses_per_layer(self) -> float:
-        """Mean blocks fetched per offloaded layer and step since the counters were reset. Synchronises."""
-        steps, layers = int(self.tiers.step), max(1, self.tiers.offloaded)
-        fetched = int(self.tiers.miss_total[self.tiers.whole :].sum())
-        return fetched / layers / steps if steps else 0.0
 
 
 def _layer(op: Op) -> int:
@@ -248,7 +238,3 @@ def _layer(op: Op) -> int:
 
 def _linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
     torch.mm(x, weight.t(), out=out)
-
-
-def _index(table: Tensor, rows: Tensor, out: Tensor) -> None:
-    torch.index_select(table, 0, rows, out=out)

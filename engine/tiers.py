@@ -88,17 +88,21 @@ class Tiers:
         self.slot_of_block = ints(layers, batch, kv, self.blocks, fill=-1)
         keys = spec.compressed(self.blocks * spec.block)
         self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=DTYPE, device=self.device)
-        self.layers = tuple(self._layer(layer, ints) for layer in range(layers))
+        self.layers = tuple(self._layer(layer) for layer in range(layers))
         self.positions = ints(batch, fill=workload.context_tokens)
         self.step = ints(1)
         self.miss_count = ints(layers)
         self.miss_total = torch.zeros(layers, dtype=torch.int64, device=self.device)
+        self.counted_from = 0
 
-    def _layer(self, layer: int, ints: object) -> LayerTier:
+    def _layer(self, layer: int) -> LayerTier:
         whole = layer < self.whole
         cache = self.whole_cache[layer] if whole else self.slot_cache[layer - self.whole]
         size = cache.shape[:3]
-        make = lambda: torch.full(size, -1, dtype=torch.int32, device=self.device)  # noqa: E731
+
+        def make() -> Tensor:
+            return torch.full(size, -1, dtype=torch.int32, device=self.device)
+
         return LayerTier(
             cache=cache,
             block_of_slot=make(),
@@ -150,7 +154,7 @@ class Tiers:
         self.positions.fill_(context)
         self.step.zero_()
         self.miss_count.zero_()
-        self.miss_total.zero_()
+        self.count_misses()
         count = self.spec.blocks(context + 1)
         local = range(max(0, count - 1 - self.spec.local_blocks), count)
         kept = list(local) + [m for m in range(count) if m not in local]
@@ -163,6 +167,17 @@ class Tiers:
                 chosen = torch.tensor(sorted(kept[: tier.slots - 1]), dtype=torch.int32, device=self.device)
                 self._place(tier, chosen)
                 self._fill(tier, chosen)
+
+    def count_misses(self) -> None:
+        """Count fetched blocks from here on. The first steps after a start fetch what any later step already has."""
+        self.miss_total.zero_()
+        self.counted_from = int(self.step)
+
+    def misses_per_layer(self) -> float:
+        """Mean blocks fetched per offloaded layer and step since counting began. Synchronises."""
+        steps = int(self.step) - self.counted_from
+        fetched = int(self.miss_total[self.whole :].sum())
+        return fetched / max(1, self.offloaded) / steps if steps else 0.0
 
     def _place(self, tier: LayerTier, blocks: Tensor) -> None:
         tier.slot_of_block.fill_(-1)

@@ -12,12 +12,10 @@ MAX_SPLITS = 32
 """Most thread blocks that share one KV head: beyond it, merging their results costs more than it saves."""
 MIN_BLOCKS = 4
 """Fewest blocks worth a thread block of their own: with fewer, starting and merging it outweigh its reading."""
-FILL = 0.9
-"""Part of two thread blocks per multiprocessor that counts as a full GPU."""
+WAVES = 2
+"""Thread blocks per multiprocessor to aim for, at the least."""
 STAGES = 5
 """Pipeline depth: the loads of slot indices take half of it, which leaves two blocks of keys and values in flight."""
-MERGE_VALUES = 8192
-"""fp32 values of other splits that a merging thread block holds in registers: 64 a thread."""
 
 
 @triton.jit
@@ -51,10 +49,9 @@ def _attend(
 @triton.jit
 def _block_attention_kernel(
     q: tl.tensor, cache: tl.tensor, chosen_slots: tl.tensor, chosen_count: tl.tensor, positions: tl.tensor,
-    out: tl.tensor, partial: tl.tensor, stats: tl.tensor, arrivals: tl.tensor, q_row: tl.tensor, q_head: tl.tensor,
-    heads: tl.tensor, slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr,
-    DOT: tl.constexpr, MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+    out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, heads: tl.tensor,
+    slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     owner = tl.program_id(1).to(tl.int64)
@@ -79,53 +76,33 @@ def _block_attention_kernel(
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(out + (owner * G + group[:, None]) * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])
     else:
-        stats += owner * splits * G * 2
-        partial += owner * splits * G * D
-        tl.store(stats + (split * G + group) * 2, top, mask=real)
-        tl.store(stats + (split * G + group) * 2 + 1, total, mask=real)
-        tl.store(partial + (split * G + group[:, None]) * D + dims[None, :], acc, mask=real[:, None])
-        # The barrier puts every thread's stores before the one thread's atomic, whose release publishes them all.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + owner, 1, sem="acq_rel", scope="gpu")
-        if arrived == splits - 1:
-            # Shares are handed out in order, so the splits that have one come first; the others have nothing to add.
-            live = tl.cdiv(count, tl.maximum(share, 1))
-            _merge(stats, partial, out + owner * G * D, live, G, MERGE_ROWS, MERGE_SPLITS, D)
-            tl.store(arrivals + owner, 0)
+        row = (owner * splits + split) * G + group
+        tl.store(stats + row * 2, top, mask=real)
+        tl.store(stats + row * 2 + 1, total, mask=real)
+        tl.store(partial + row[:, None] * D + dims[None, :], acc, mask=real[:, None])
 
 
 @triton.jit
-def _merge(
-    stats: tl.tensor, partial: tl.tensor, out: tl.tensor, live: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, D: tl.constexpr,
+def _merge_kernel(
+    partial: tl.tensor, stats: tl.tensor, out: tl.tensor, splits: tl.tensor, G: tl.constexpr, SPLITS: tl.constexpr,
+    D: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write one head's attention from the results of its first ``live`` splits, always added in the same order.
+    """One program a query head: its attention from the results of all splits, added in split order.
 
-    SPLITS results are read at a time: the other loads hide behind the first, and all of them sit in registers.
+    A kernel of its own, and not the last split's business: read by one thread block per KV head, the partial results
+    took five times as long as the attention itself.
     """
-    group = tl.arange(0, ROWS)
-    real = group < G
+    head = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, SPLITS)
     dims = tl.arange(0, D)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, D], tl.float32)
-    for begin in range(0, live, SPLITS):
-        splits = begin + tl.arange(0, SPLITS)
-        known = (splits < live)[:, None] & real[None, :]
-        rows = splits[:, None] * G + group[None, :]
-        # Other multiprocessors wrote these: read them from L2 (.cg), never from this one's L1.
-        tops = tl.load(stats + rows * 2, mask=known, other=float("-inf"), cache_modifier=".cg")
-        totals = tl.load(stats + rows * 2 + 1, mask=known, other=0.0, cache_modifier=".cg")
-        values_at = partial + rows[:, :, None] * D + dims[None, None, :]
-        values = tl.load(values_at, mask=known[:, :, None], other=0.0, cache_modifier=".cg")
-        new_top = tl.where(real, tl.maximum(top, tl.max(tops, 0)), 0.0)
-        shrink = tl.exp2(top - new_top)
-        weights = tl.exp2(tops - new_top[None, :])
-        total = total * shrink + tl.sum(totals * weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(values * weights[:, :, None], 0)
-        top = new_top
-    acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(out + group[:, None] * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])
+    known = split < splits
+    row = (head // G * splits + split) * G + head % G
+    tops = tl.load(stats + row * 2, mask=known, other=float("-inf"))
+    totals = tl.load(stats + row * 2 + 1, mask=known, other=0.0)
+    weights = tl.exp2(tops - tl.max(tops, 0))
+    values = tl.load(partial + row[:, None] * D + dims[None, :], mask=known[:, None], other=0.0)
+    merged = tl.sum(values * weights[:, None], 0) / tl.sum(totals * weights, 0)
+    tl.store(out + head * D + dims, merged.to(tl.bfloat16))
 
 
 def block_attention(
@@ -137,7 +114,6 @@ def block_attention(
     out: torch.Tensor,
     partial: torch.Tensor,
     stats: torch.Tensor,
-    arrivals: torch.Tensor,
     *,
     splits: int,
 ) -> None:
@@ -149,16 +125,15 @@ def block_attention(
     block, which holds ``positions[b] % block + 1`` tokens, and all others are full.
     chosen_count: [B, H] int32, valid entries, 1 to T. positions: [B] int32, position of the token being decoded.
     out: [B, Hq, D] bf16, contiguous. Scratch: partial [B, H, splits, G, D] and stats [B, H, splits, G, 2] fp32 (the
-    second holds maximum, in log2 units, and sum); arrivals [B, H] int32, zero before the call and again after it.
+    second holds maximum, in log2 units, and sum).
     splits: thread blocks per KV head. The result depends on it, and not on which slots hold the blocks or on timing.
 
     Raises ValueError for shapes or types that do not fit together.
     """
     inputs = {"chosen_slots": chosen_slots, "chosen_count": chosen_count, "positions": positions}
-    others = {**inputs, "out": out, "partial": partial, "stats": stats, "arrivals": arrivals}
+    others = {**inputs, "out": out, "partial": partial, "stats": stats}
     group = _check(q, cache, splits, others)
     batch, heads, slots, _, block, head_dim = cache.shape
-    rows = triton.next_power_of_2(group)
     scale = math.log2(math.e) / math.sqrt(head_dim)
     sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[2], splits, scale)
     _block_attention_kernel[(splits, batch * heads)](
@@ -167,28 +142,31 @@ def block_attention(
         *others.values(),
         *sizes,
         G=group,
-        ROWS=max(16, rows),
+        ROWS=max(16, triton.next_power_of_2(group)),
         BLOCK=block,
         D=head_dim,
         STAGES=STAGES,
         SINGLE=splits == 1,
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
         DOT=tl.bfloat16 if isinstance(_block_attention_kernel, triton.runtime.JITFunction) else tl.float32,
-        MERGE_ROWS=rows,
-        MERGE_SPLITS=max(1, min(MAX_SPLITS, MERGE_VALUES // (rows * head_dim))),
         num_warps=4,
     )
+    if splits > 1:
+        padded = triton.next_power_of_2(splits)
+        _merge_kernel[(batch * heads * group,)](
+            partial, stats, out, splits, G=group, SPLITS=padded, D=head_dim, num_warps=4
+        )
 
 
 def attention_splits(heads: int, top_k: int, sms: int) -> int:
     """Thread blocks to give each of ``heads`` (sequence, KV head) pairs that attend over ``top_k`` blocks each.
 
-    Enough to put about two thread blocks on each of ``sms`` multiprocessors, at most 32, each with at least four
-    blocks to read, and none without any. Raises ValueError unless all three are at least 1.
+    Enough to put WAVES thread blocks on each of ``sms`` multiprocessors, at most 32, each with at least four blocks to
+    read, and none without any. Raises ValueError unless all three are at least 1.
     """
     if min(heads, top_k, sms) < 1:
         raise ValueError(f"heads, top_k and sms must be at least 1, got {heads}, {top_k} and {sms}")
-    wanted = math.ceil(2 * FILL * sms / heads)
+    wanted = math.ceil(WAVES * sms / heads)
     splits = max(1, min(wanted, top_k // MIN_BLOCKS, MAX_SPLITS))
     return math.ceil(top_k / math.ceil(top_k / splits))
 
@@ -236,7 +214,6 @@ def _check(q: torch.Tensor, cache: torch.Tensor, splits: int, others: dict[str, 
         "out": (tuple(q.shape), torch.bfloat16),
         "partial": ((batch, heads, splits, group, head_dim), torch.float32),
         "stats": ((batch, heads, splits, group, 2), torch.float32),
-        "arrivals": ((batch, heads), torch.int32),
     }
     for name, (shape, dtype) in allowed.items():
         tensor = others[name]

@@ -1,7 +1,4 @@
-"""Residual addition with RMS norm, and the gated activation of the feed-forward layer.
-
-The decoding step of SparDA, arXiv 2606.04511, runs on Qwen/Llama-style layers; these are their two elementwise parts.
-"""
+"""The small row-wise parts of a layer: embedding rows, residual addition with RMS norm, the gated activation."""
 
 from __future__ import annotations
 
@@ -43,6 +40,14 @@ def _add_norm_kernel(
 
 
 @triton.jit
+def _embed_kernel(table: tl.tensor, tokens: tl.tensor, out: tl.tensor, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    token = tl.load(tokens + row).to(tl.int64)
+    tl.store(out + row * SIZE + d, tl.load(table + token * SIZE + d, mask=d < SIZE), mask=d < SIZE)
+
+
+@triton.jit
 def _silu_mul_kernel(
     gate_up: tl.tensor,
     out: tl.tensor,
@@ -63,6 +68,28 @@ def _check_rows(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None
     """Raise ValueError unless the tensor is bf16 of the given shape with a contiguous last dimension."""
     if tuple(tensor.shape) != shape or tensor.dtype != torch.bfloat16 or tensor.stride(-1) != 1:
         raise ValueError(f"{name}: given {tuple(tensor.shape)} {tensor.dtype}, allowed: {shape} bf16, contiguous rows")
+
+
+def embed_tokens(table: torch.Tensor, tokens: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy each token's row of the embedding table to out.
+
+    Args:
+        table: [vocab, d] bf16, contiguous, d at most 8192.
+        tokens: [B] int64, each below vocab.
+        out: [B, d] bf16, contiguous.
+
+    Raises:
+        ValueError: a shape or dtype is not as above.
+
+    """
+    _check_rows("table", table, (table.shape[0], table.shape[1]))
+    _check_rows("out", out, (tokens.shape[0], table.shape[1]))
+    if tokens.dtype != torch.int64 or not table.is_contiguous() or not out.is_contiguous():
+        raise ValueError(f"tokens, table, out: given {tokens.dtype}, allowed: int64 tokens, contiguous tensors")
+    if not 1 <= table.shape[1] <= _MAX_WIDTH:
+        raise ValueError(f"d: given {table.shape[1]}, allowed: 1 to {_MAX_WIDTH}")
+    width = triton.next_power_of_2(table.shape[1])
+    _embed_kernel[(tokens.shape[0],)](table, tokens, out, SIZE=table.shape[1], WIDTH=width, num_warps=4)
 
 
 def add_norm(

@@ -9,13 +9,15 @@ import torch
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.kernels import chain
 from sparda.calibrate.measure.link import DEFAULT, Lists
-from sparda.calibrate.measure.timing import captured, replay_us
+from sparda.calibrate.measure.timing import replay_us, warm_and_captured
 from sparda.engine.config import Config, Workload
 
 METHOD = "CUDA graph replays on one stream while a prefetch runs on another, events around each"
 KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "silu", "down", "lm_head", "score", "select")
-BATCHES = (1, 4, 16, 64)
+BATCHES = (1, 4, 16, 32, 64)
 CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+FEWER_CTAS = (2, 3, 4, 8, 16, 32)
+OTHER_SHAPES = ((1, 4, 8192), (1, 12, 8192), (8, 1, 8192))
 CONTEXT = 65536
 TARGET_US = 4000.0
 """How long the compute should go on beside the prefetch: many replays of short kernels, few of long ones."""
@@ -27,8 +29,9 @@ MAX_BLOCKS = 1 << 17
 def _shapes() -> Iterator[tuple[int, tuple[int, int, int]]]:
     for ctas in CTAS:
         yield ctas, DEFAULT
-    for ctas in (2, 4, 16, 32):
-        yield ctas, (8, 1, 8192)
+    for shape in OTHER_SHAPES:
+        for ctas in FEWER_CTAS:
+            yield ctas, shape
 
 
 def measure_corun(bench: Bench) -> None:
@@ -45,7 +48,7 @@ def measure_corun(bench: Bench) -> None:
                 decoder = bench.decoder(Workload(batch, CONTEXT, 0.06), Config())
                 decoder.issue()
             body, ops = chain(decoder, kind)
-            graph = captured(body)
+            graph = warm_and_captured(body)
             alone = sorted(replay_us(graph, 9))[4]
             for ctas, shape in todo:
                 bench.clock.check()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from sparda.calibrate.measure.bench import Bench
-from sparda.calibrate.measure.timing import METHOD, captured, replay_us
+from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
@@ -90,7 +90,7 @@ def measure_kernels(bench: Bench) -> None:
         decoder.issue()
         for kind in missing:
             body, ops = chain(decoder, kind)
-            samples = replay_us(captured(body), REPEATS, per=len(ops))
+            samples = replay_us(warm_and_captured(body), REPEATS, per=len(ops))
             work = ops[-1].work
             values = {"flops": float(work.flops), "hbm_bytes": float(work.hbm_bytes)}
             bench.keep(bench.row("kernel", kind, case, samples, METHOD, values))
@@ -117,5 +117,5 @@ def _graph_costs(bench: Bench) -> None:
 
     for name, body, per in (("graph", lambda: x.add_(1.0), 1), ("serial", serial, 100), ("hop", hopping, 100)):
         if not bench.measured("kernel", name, {"batch": 1}):
-            samples = replay_us(captured(body), 20, per=per)
+            samples = replay_us(warm_and_captured(body), 20, per=per)
             bench.keep(bench.row("kernel", name, {"batch": 1}, samples, METHOD))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.bench import Bench
-from sparda.calibrate.measure.timing import METHOD, captured, replay_us
+from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.kernels.prefetch import prefetch
 
 CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -17,7 +17,7 @@ REPEATS = 9
 ALL_MISS_BLOCKS = 16 * 2 * TOP_K
 """Every block of one layer missing at batch 16: 96 MiB."""
 
-SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 4096), (2, 8, 8192), (4, 8, 8192), (8, 4, 8192), (8, 1, 8192))
+SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 8192), (1, 12, 4096), (4, 8, 8192), (8, 4, 8192), (8, 1, 8192))
 """(warps, stages, chunk values): pipelined at several depths and widths, and not pipelined."""
 
 DEFAULT = (1, 8, 8192)
@@ -88,7 +88,7 @@ def measure_link(bench: Bench) -> None:
             for i in range(n):
                 lists.run(c, a, w, s, k, offset=i * 4096)
 
-        samples = replay_us(captured(body), REPEATS, per=inner)
+        samples = replay_us(warm_and_captured(body), REPEATS, per=inner)
         median = sorted(samples)[len(samples) // 2]
         rate = {"gb_s": blocks * block_bytes / median / 1e3} if blocks else {}
         bench.keep(bench.row("link", "prefetch", case, samples, METHOD, rate))
@@ -103,6 +103,6 @@ def _copy_engine(bench: Bench) -> None:
             case = {"direction": direction, "mib": mib}
             if bench.measured("link", "copy_engine", case):
                 continue
-            samples = replay_us(captured(lambda t=target, s=source: t.copy_(s, non_blocking=True)), REPEATS)
+            samples = replay_us(warm_and_captured(lambda t=target, s=source: t.copy_(s, non_blocking=True)), REPEATS)
             median = sorted(samples)[len(samples) // 2]
             bench.keep(bench.row("link", "copy_engine", case, samples, METHOD, {"gb_s": (mib << 20) / median / 1e3}))

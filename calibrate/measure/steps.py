@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparda.calibrate.measure.bench import Bench, step_case
-from sparda.calibrate.measure.timing import METHOD, replay_us
+from sparda.calibrate.measure.timing import METHOD, WARMUP, replay_us
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 
 REPEATS = 16
 FULL = 131072
-CTAS = (1, 2, 3, 4, 8, 16, 32)
+CTAS = (1, 2, 3, 4, 6, 8, 16, 32)
 MISSES = (0.0, 0.03, 0.06, 0.12)
 
 
@@ -23,6 +23,8 @@ def _cases() -> Iterator[tuple[Workload, Config]]:
                 yield Workload(batch, FULL, miss), Config(prefetch_ctas=ctas)
         for miss in (0.03, 0.12):
             yield Workload(batch, FULL, miss), Config(prefetch_ctas=16, prefetch_warps=8, prefetch_stages=1)
+            for ctas in (3, 4):
+                yield Workload(batch, FULL, miss), Config(prefetch_ctas=ctas, prefetch_stages=12)
             yield Workload(batch, FULL, miss), Config(policy="sparda-on-demand")
             yield Workload(batch, FULL, miss), Config(policy="sparse")
             yield Workload(batch, FULL, miss), Config(lookahead=0)
@@ -37,6 +39,8 @@ def _cases() -> Iterator[tuple[Workload, Config]]:
             for miss in (0.03, 0.12):
                 yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=2)
                 yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=8)
+        if batch < 64:
+            yield Workload(batch, 32768, 0.0), Config(policy="sparse-resident")
         for resident in (144, 192):
             yield Workload(batch, 65536, 0.06), Config(resident_blocks=resident)
 
@@ -60,9 +64,12 @@ def measure_step(bench: Bench, workload: Workload, config: Config) -> None:
         return
     decoder.capture()
     assert decoder.graph is not None
-    samples = replay_us(decoder.graph, REPEATS)
+    for _ in range(WARMUP):
+        decoder.step()
+    decoder.tiers.count_misses()
+    samples = replay_us(decoder.graph, REPEATS, warmup=0)
     values = {
-        "misses_per_layer": decoder.misses_per_layer(),
+        "misses_per_layer": decoder.tiers.misses_per_layer(),
         "pool_aliased": float(decoder.tiers.aliased),
         "miss_rate_of_trace": decoder.trace.miss_rate if decoder.trace else -1.0,
     }

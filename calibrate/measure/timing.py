@@ -6,18 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from sparda.engine.graph import captured
+
 METHOD = "CUDA graph, events around each replay"
 WARMUP = 3
 
 
-def captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def warm_and_captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
     """``body`` as a CUDA graph. It runs once outside first, which compiles its kernels."""
     body()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    return graph
+    return captured(body)
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, repeats: int, *, per: int = 1, warmup: int = WARMUP) -> tuple[float, ...]:

@@ -36,11 +36,14 @@ class StepBuilder:
         self._last_append = self.ops.add("append", self.sizes.append(width), layer=layer)
         return self._last_append
 
-    def choose(self, kind: str, layer: int, stream: str, after: int) -> int:
-        """Score (``score`` or ``headscore``) and select the blocks of ``layer``; returns the select's index."""
+    def choose(self, kind: str, layer: int, streams: tuple[str, str], after: int) -> int:
+        """Score (``score`` or ``headscore``) and select the blocks of ``layer``, each on its stream of ``streams``.
+
+        Returns the select's index.
+        """
         work = self.sizes.score() if kind == "score" else self.sizes.headscore()
-        self.ops.add(kind, work, layer=layer, stream=stream, after=[after])
-        return self.ops.add("select", self.sizes.select(), layer=layer, stream=stream)
+        scored = self.ops.add(kind, work, layer=layer, stream=streams[0], after=[after])
+        return self.ops.add("select", self.sizes.select(), layer=layer, stream=streams[1], after=[scored])
 
     def fetch(self, layer: int, stream: str, after: int) -> int:
         return self.ops.add("prefetch", self.sizes.prefetch(), layer=layer, stream=stream, after=[after])

@@ -14,20 +14,21 @@ from sparda.engine.shapes import ModelShape, SparseSpec
 def prefetched(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
     """Choice and copy run on streams of their own, ``lookahead`` layers ahead of the attention that needs them.
 
-    Selection has a stream apart from the copies, so that a layer's choice never queues behind the copy of an
-    earlier layer: when the link is the bottleneck it then never idles while the next choice is made.
+    The score comes first on the main stream: it reads as many bytes beside the attention as before it, and the copy
+    can begin sooner. Choosing has a stream apart from the copies, so that a layer's choice never queues behind the
+    copy of an earlier layer: when the link is the bottleneck it then never idles while the next choice is made.
     """
     if config.lookahead == 0:
         return on_demand(shape, spec, workload, config)
-    return _step(shape, spec, workload, config, SELECT, PREFETCH)
+    return _step(shape, spec, workload, config, (MAIN, SELECT), PREFETCH)
 
 
 def on_demand(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
     """The same choice as ``prefetched``, made and fetched by the main stream: the paper's "no prefetch" ablation."""
-    return _step(shape, spec, workload, config, MAIN, MAIN)
+    return _step(shape, spec, workload, config, (MAIN, MAIN), MAIN)
 
 
-def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, select: str, fetch: str) -> Plan:
+def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, choose: tuple[str, str], fetch: str) -> Plan:
     step = StepBuilder(shape, spec, workload, config)
     ahead, resident = config.lookahead, max(1, config.lookahead)
     ready: dict[int, list[int]] = {}
@@ -37,9 +38,9 @@ def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Confi
         own = layer < ahead
         appended = step.project(layer, queries=int(target < shape.layers) + int(own))
         if target < shape.layers:
-            chosen = step.choose("score", target, select, appended)
+            chosen = step.choose("score", target, choose, appended)
             ready[target] = [step.fetch(target, fetch, chosen) if target >= resident else chosen]
         if own:
-            ready[layer] = [step.choose("score", layer, MAIN, appended)]
+            ready[layer] = [step.choose("score", layer, (MAIN, MAIN), appended)]
         step.attend(layer, ready[layer])
     return step.epilogue(shape.layers - resident)

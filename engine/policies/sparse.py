@@ -23,7 +23,7 @@ def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Confi
     step.prologue()
     for layer in range(shape.layers):
         appended = step.project(layer, queries=0)
-        ready = step.choose("headscore", layer, MAIN, appended)
+        ready = step.choose("headscore", layer, (MAIN, MAIN), appended)
         if layer >= resident:
             ready = step.fetch(layer, MAIN, ready)
         step.attend(layer, [ready])

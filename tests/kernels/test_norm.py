@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparda.kernels.norm import add_norm, add_norm_reference, silu_mul, silu_mul_reference
+from sparda.kernels.norm import add_norm, embed_tokens, add_norm_reference, silu_mul, silu_mul_reference
 
 
 def _random(*shape: int, device: str) -> torch.Tensor:
@@ -43,3 +43,18 @@ def test_wrong_shapes_are_refused(device: str) -> None:
         add_norm(x, None, _random(9, device=device), torch.empty_like(x), eps=1e-6)
     with pytest.raises(ValueError, match="gate_up: given"):
         silu_mul(x, torch.empty_like(x))
+
+
+@pytest.mark.parametrize("width", [1, 96, 4096])
+def test_embedding_copies_the_row_of_each_token(device: str, width: int) -> None:
+    table = torch.randn(50, width, device=device).to(torch.bfloat16)
+    tokens = torch.tensor([49, 0, 7, 7], device=device)
+    out = torch.full((4, width), float("nan"), dtype=torch.bfloat16, device=device)
+    embed_tokens(table, tokens, out)
+    assert torch.equal(out, table[tokens])
+
+
+def test_embedding_refuses_tokens_that_are_not_int64(device: str) -> None:
+    table = torch.zeros(4, 8, dtype=torch.bfloat16, device=device)
+    with pytest.raises(ValueError, match="int64"):
+        embed_tokens(table, torch.zeros(2, dtype=torch.int32, device=device), table[:2])

@@ -1,0 +1,180 @@
+"""The first section of a report: what to use, by how much it is better, how sure that is, what was confirmed."""
+
+from __future__ import annotations
+
+from sparda.explore.cells import NOT_RUN, TOLERANCE
+from sparda.explore.predict import prediction_label
+from sparda.explore.report_data import Report
+from sparda.explore.report_page import Html, count, html, lines, paragraph, table, tag
+from sparda.explore.table import TableRow
+from sparda.explore.text import percent, tokens_label
+
+MARKS = {"yes": tag("span", "✓", class_="yes"), "no": tag("span", "✗", class_="no"), NOT_RUN: Html("")}
+HEADERS = (
+    "context", "batch", "misses", "CTAs", "also tied", "lookahead", "step, ms", "tokens/s", "low", "high", "public",
+    "gain", "confirmed", "memory",
+)  # fmt: skip
+
+
+def headline(r: Report) -> str:
+    """The answer in a line."""
+    best, public = r.answer.choice.best, r.answer.public.config.prefetch_ctas
+    start = f"{count(best.config.prefetch_ctas, 'CTA')} for the prefetch kernel: {best.tokens_per_s:,.0f} tokens/s"
+    if best.config.prefetch_ctas == public:
+        return f"{start}, the public rule's own count"
+    # A fewest-CTAs tie may be slower than the rule by less than noise can tell.
+    return f"{start}, {percent(abs(r.answer.gain))} {'above' if r.answer.gain >= 0 else 'below'} the public rule"
+
+
+def answer(r: Report) -> Html:
+    """Words, key numbers and the table."""
+    best, rule = r.answer.choice.best, r.answer.public
+    w = best.workload
+    parts = [
+        paragraph(
+            f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of context, "
+            f"{percent(w.miss_rate)} misses, policy {best.config.policy}: use {prediction_label(best.config)}. A step "
+            f"then takes {best.step_us / 1e3:.2f} ms; with the public rule's "
+            f"{count(rule.config.prefetch_ctas, 'CTA')}, all else equal, {rule.step_us / 1e3:.2f} ms.",
+            kind="lead",
+        ),
+        _figures(r),
+        *(paragraph(text, kind="warn") for text in _warnings(r)),
+        paragraph(_trust(r)),
+        paragraph(_hardware(r)),
+        tag("h3", "CTAs for every cell of the grid"),
+        tag("div", *(_matrix(r, c) for c in r.scenario.grid.context_tokens), class_="pair"),
+        paragraph(_legend(r), kind="note"),
+        tag("details", tag("summary", "The same as a full table, with bands and ties"), _full(r)),
+    ]
+    return lines(parts)
+
+
+def _figures(r: Report) -> Html:
+    best, (yes, no, dash) = r.answer.choice.best, r.table.confirmed
+    band = r.profile.band
+    known = band.count > 0
+    items = [
+        ("Predicted speed", f"{best.tokens_per_s:,.0f} tokens/s", f"band {best.low:,.0f} to {best.high:,.0f}"),
+        (
+            "Over the public rule",
+            percent(r.answer.gain, sign=True),
+            f"{r.answer.public.config.prefetch_ctas} CTAs: {r.answer.public.tokens_per_s:,.0f} tokens/s",
+        ),
+        (
+            "Error band, p90",
+            f"± {percent(band.p90)}" if known else "unknown",
+            f"{count(band.count, 'measured step')} held out" if known else "no step was held out",
+        ),
+        ("Cells measured", f"{yes + no} of {yes + no + dash}", f"{yes} confirmed, {no} contradicted"),
+    ]
+    return tag(
+        "dl",
+        *(
+            tag("div", tag("dt", n), tag("dd", tag("span", v, class_="big"), tag("span", s, class_="small")))
+            for n, v, s in items
+        ),
+        class_="figures",
+    )
+
+
+def _warnings(r: Report) -> list[str]:
+    best, found = r.answer.choice.best, []
+    if not best.fits:
+        found.append(f"Does not fit this machine: {best.limit_reason}. The speed holds where there is enough memory.")
+    if not best.inside:
+        found.append(f"An extrapolation: {'; '.join(best.outside_reasons)}.")
+    return found
+
+
+def _trust(r: Report) -> str:
+    p, band = r.profile, r.profile.band
+    start = f"Profile {p.label}: {tier(r)}. "
+    if not band.count:
+        return start + "No measured step was held against its predictions, so their error is not known."
+    return (
+        f"{start}Of {count(band.count, 'measured whole step')}, none of which any cost was fitted to, 90 % lie within "
+        f"{percent(band.p90)} of their prediction (median {percent(band.median)}, worst {percent(band.worst)}); the "
+        f"same step measured again differs by {percent(band.spread)}."
+    )
+
+
+def tier(r: Report) -> str:
+    """Where the profile's numbers are from, in words."""
+    if r.profile.tier == "measured":
+        return f"measured on {r.profile.machine.gpu}, {count(len(r.profile.sessions), 'session')}"
+    return f"{r.profile.tier}, not measured on {r.profile.machine.gpu}"
+
+
+def _hardware(r: Report) -> str:
+    (yes, no, dash), m = r.table.confirmed, r.measured
+    total = count(len(r.table.rows), "cell")
+    if not yes + no:
+        return f"Hardware has confirmed nothing yet: of the {total} below none was measured with its chosen CTA count."
+    text = (
+        f"Hardware: of the {total} below, {yes} confirmed (measured within {percent(TOLERANCE, 0)} of the best measured "
+        f"configuration), {no} contradicted, {dash} not measured."
+    )
+    if m.max_regret is not None:
+        text += f" The largest measured loss against the best is {percent(m.max_regret)}."
+    if m.max_gain_public is not None:
+        text += f" The largest measured gain over the public rule is {percent(m.max_gain_public, sign=True)}."
+    return text
+
+
+def _matrix(r: Report, context: int) -> Html:
+    grid = r.scenario.grid
+    known = {(t.context_tokens, t.batch, t.miss_rate): t for t in r.table.rows}
+    top = max([0.01, *(t.gain for t in r.table.rows)])
+    head = tag("tr", tag("th", "batch"), *(tag("th", f"{percent(m)} misses") for m in grid.miss_rate))
+    body = [
+        tag("tr", tag("th", str(b)), *(_cell(known[context, b, m], top) for m in grid.miss_rate)) for b in grid.batch
+    ]
+    found = tag("table", tag("thead", head), tag("tbody", *body))
+    title = tag("h3", f"{tokens_label(context)} tokens of context")
+    return tag("div", title, tag("div", found, class_="scroll", tabindex="0"), class_="matrix")
+
+
+def _cell(t: TableRow, top: float) -> Html:
+    heat = f"--heat:{0.36 * max(0.0, t.gain) / top:.3f}"
+    marks = ("" if t.inside else "?") + ("" if t.fits else "*")
+    small = tag("small", f"{t.tokens_per_s:,.0f} tok/s", Html("<br>"), percent(t.gain, sign=True))
+    return tag("td", tag("b", t.prefetch_ctas), html(marks), " ", MARKS[t.confirmed], small, style=heat)
+
+
+def _legend(r: Report) -> str:
+    t = r.table
+    text = (
+        f"In each cell: the CTAs to use, predicted tokens/s (± {percent(t.band)}, the p90 of held-out errors), and the "
+        "predicted gain over the public launcher's count for an H100 (16 up to batch 16, else 32), all else equal; the "
+        f"deeper the colour, the larger. Chosen are the fewest CTAs within {percent(t.noise)} (run-to-run spread) of "
+        "the fastest. ✓ confirmed by a measurement, ✗ contradicted, no mark: not measured."
+    )
+    if any(not row.fits for row in t.rows):
+        text += " * does not fit this machine's memory; the speed holds where there is enough."
+    if any(not row.inside for row in t.rows):
+        text += " ? outside the measured range: an extrapolation."
+    return text
+
+
+def _full(r: Report) -> Html:
+    rows = [
+        [
+            tokens_label(t.context_tokens),
+            t.batch,
+            percent(t.miss_rate),
+            f"{t.prefetch_ctas}{'' if t.inside else ' ?'}",
+            " ".join(str(n) for n in t.tied_ctas if n != t.prefetch_ctas) or "-",
+            t.lookahead,
+            f"{t.step_us / 1e3:.2f}",
+            f"{t.tokens_per_s:,.0f}",
+            f"{t.low:,.0f}",
+            f"{t.high:,.0f}",
+            t.public_ctas,
+            percent(t.gain, sign=True),
+            t.confirmed,
+            "fits" if t.fits else t.limit_reason.split(":")[0] + " short",
+        ]
+        for t in r.table.rows
+    ]
+    return table(HEADERS, rows)
