@@ -32,8 +32,8 @@ def answer(r: Report) -> Html:
     w = best.workload
     parts = [
         paragraph(
-            f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of context, "
-            f"{percent(w.miss_rate)} misses, policy {best.config.policy}: use {prediction_label(best.config)}. A step "
+            f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of "
+            f"context, {percent(w.miss_rate)} misses, policy {best.config.policy}: use {prediction_label(best.config)}. A step "
             f"then takes {best.step_us / 1e3:.2f} ms; with the public rule's "
             f"{count(rule.config.prefetch_ctas, 'CTA')}, all else equal, {rule.step_us / 1e3:.2f} ms.",
             kind="lead",
@@ -112,8 +112,8 @@ def _hardware(r: Report) -> str:
     if not yes + no:
         return f"Hardware has confirmed nothing yet: of the {total} below none was measured with its chosen CTA count."
     text = (
-        f"Hardware: of the {total} below, {yes} confirmed (measured within {percent(TOLERANCE, 0)} of the best measured "
-        f"configuration), {no} contradicted, {dash} not measured."
+        f"Hardware: of the {total} below, {yes} confirmed (measured within {percent(TOLERANCE, 0)} of the best "
+        f"measured configuration), {no} contradicted, {dash} not measured."
     )
     if m.max_regret is not None:
         text += f" The largest measured loss against the best is {percent(m.max_regret)}."

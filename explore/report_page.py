@@ -77,5 +77,5 @@ def page(title: str, body: Html) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
+    """A number and what it counts: 1 step, 2 steps."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

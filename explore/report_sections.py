@@ -29,8 +29,8 @@ def held_out(r: Report) -> Html:
     parts = [
         paragraph(
             f"{count(len(r.held), 'measured whole step')}, each simulated from kernel, link and co-run measurements "
-            f"alone. Median error {percent(band.median)}, p90 {percent(band.p90)}, worst {percent(band.worst)}; half "
-            f"of the steps are predicted {percent(abs(band.bias))} too {'slow' if band.bias > 0 else 'fast'} or more. "
+            f"alone. Median error {percent(band.median)}, p90 {percent(band.p90)}, worst {percent(band.worst)}; the "
+            f"median prediction is {percent(abs(band.bias))} too {'slow' if band.bias > 0 else 'fast'}. "
             f"The same step measured again differs by {percent(band.spread)}, which no model can beat."
         ),
         table(["", "steps", "median", "p90", "worst", "bias", "run to run"], rows),
@@ -97,8 +97,8 @@ def cta_curves(r: Report) -> Html:
         [
             paragraph(
                 f"Predicted step time (blue, shaded by the error band) at {tokens_label(w.context_tokens)} tokens of "
-                f"context and {percent(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is the "
-                f"choice, boxed in grey the public rule's count. {seen}"
+                f"context and {percent(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
+                f"the choice, boxed in grey the public rule's count. {seen}"
             ),
             paragraph("The axes of milliseconds differ from panel to panel and do not start at 0.", kind="note"),
             tag("div", *panels, class_="panels"),
@@ -145,7 +145,8 @@ def one_step(r: Report) -> Html:
             paragraph(
                 "Busy: " + ", ".join(f"{s} {percent(ns / step.makespan_ns)}" for s, ns in busy.items()) + ". Dotted: "
                 f"the most the link ({r.profile.machine.link_h2d_gb_s:.1f} GB/s) and the GPU's memory "
-                f"({r.profile.machine.hbm_gb_s:,.0f} GB/s) do; memory traffic counts the least bytes an operation needs.",
+                f"({r.profile.machine.hbm_gb_s:,.0f} GB/s) do; memory traffic counts the least bytes "
+                "an operation needs.",
                 kind="note",
             ),
             tag("div", *buttons, class_="zoom", role="group", aria_label="What the timeline shows"),
@@ -153,8 +154,8 @@ def one_step(r: Report) -> Html:
             tag("h3", "Time by kind of operation"),
             _kinds(r),
             paragraph(
-                "Exposed: what makes the step as long as it is; the column adds up to the step. On the main stream that "
-                "is all the time an operation takes; elsewhere only what main stands still for.",
+                "Exposed: what makes the step as long as it is; the column adds up to the step. On the main stream "
+                "that is all the time an operation takes; elsewhere only what main stands still for.",
                 kind="note",
             ),
         ]
@@ -203,9 +204,9 @@ def front(r: Report) -> Html:
     w = base.workload
     drop = [_front_row(p, base, p in kept) for p in points]
     text = (
-        f"Batch {w.batch}, {tokens_label(w.context_tokens)} tokens; for each top-k the fewest CTAs within noise of the "
-        f"fastest, at {percent(own)} misses (bold) and the grid's other miss rates. A miss rate is a share of top-k, so "
-        "a larger top-k moves more blocks; which rate a model has at another top-k was not measured here."
+        f"Batch {w.batch}, {tokens_label(w.context_tokens)} tokens; for each top-k the fewest CTAs within noise of "
+        f"the fastest, at {percent(own)} misses (bold) and the grid's other miss rates. A miss rate is a share of top-k, "
+        "so a larger top-k moves more blocks; which rate a model has at another top-k was not measured here."
     )
     return lines(
         [

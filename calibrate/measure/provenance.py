@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import torch
 import triton
@@ -39,6 +39,9 @@ def _smi() -> dict[str, str]:
 
 
 def _commit() -> str:
+    """The source's commit; ``SPARDA_COMMIT`` says it where the code was copied without its repository."""
+    if given := os.environ.get("SPARDA_COMMIT"):
+        return given
     folder = os.path.dirname(os.path.abspath(__file__))
     try:
         run = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=folder, capture_output=True, text=True)
@@ -72,7 +75,7 @@ def provenance(seed: int) -> dict[str, object]:
         "cuda": torch.version.cuda,
         "commit": _commit(),
         "seed": seed,
-        "utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
