@@ -5,10 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import log2
 
+from sparda.engine.loader import read, to_plain
 from sparda.engine.plan import Op, Plan
 from sparda.sim.costs import Machine
+
+SHALLOWEST = 2
+"""Stages that a copy through registers counts as: like two stages it has one chunk on its way at a time."""
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -38,10 +42,111 @@ class KernelCost:
     hbm_bytes: tuple[tuple[float, ...], ...]
 
     def at(self, batch: float, second: float, hbm_bytes: float) -> float:
-        def surface(table: tuple[tuple[float, ...], ...]) -> float:
-            across = [interpolate(self.seconds, row, second) for row in table]
-            return interpolate(self.batches, across, batch)
-
-        known = surface(self.hbm_bytes)
+        """Nanoseconds at (batch, second) for an operation that moves ``hbm_bytes``."""
+        known = self._surface(self.hbm_bytes, batch, second)
         # Launch and latency do not shrink with the bytes, so only growth beyond the table is scaled.
-        return surface(self.ns) * max(1.0, hbm_bytes / known if known else 1.0)
+        return self._surface(self.ns, batch, second) * max(1.0, hbm_bytes / known if known else 1.0)
+
+    def _surface(self, table: tuple[tuple[float, ...], ...], batch: float, second: float) -> float:
+        across = [interpolate(self.seconds, row, second) for row in table]
+        return interpolate(self.batches, across, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class CtaCurve:
+    """Something measured over CTAs at one pipeline depth; between points linear in the logarithm of the CTAs."""
+
+    stages: int
+    ctas: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def at(self, ctas: float) -> float:
+        return interpolate([log2(c) for c in self.ctas], self.values, log2(max(1.0, ctas)))
+
+
+def at_depth(curves: Sequence[CtaCurve], stages: float, ctas: float) -> float:
+    """The value between the curves of the depths around ``stages``; curves ascend by depth."""
+    return interpolate([c.stages for c in curves], [c.at(ctas) for c in curves], max(SHALLOWEST, stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """One kind beside a running prefetch, at one batch: its slow-down, and the copy's GB/s meanwhile."""
+
+    batch: int
+    slowdown: tuple[CtaCurve, ...]
+    gb_s: tuple[CtaCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a calibration finds. ``transfer``: GB/s of a prefetch alone, by depth and CTAs."""
+
+    kernels: Mapping[str, KernelCost]
+    transfer: tuple[CtaCurve, ...]
+    beside: Mapping[str, tuple[Beside, ...]]
+    start_ns: float
+    join_ns: float
+    step_ns: float
+
+
+ALIASES = {"ffn_norm": "norm", "final_norm": "norm", "headscore": "score"}
+"""Kinds whose behaviour beside a prefetch is that of another kind: the same kernel, or the same reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedCosts:
+    """The simulator's cost model of one measured GPU (``sim.costs.CostModel``)."""
+
+    machine: Machine
+    fitted: Fitted
+
+    def alone_ns(self, op: Op, plan: Plan) -> float:
+        cost = self.fitted.kernels[op.kind]
+        return cost.at(plan.workload.batch, second_axis(cost.second, plan), op.work.hbm_bytes)
+
+    def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
+        beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
+        if beside is None or ctas < 1:
+            return 1.0
+        stages = plan.config.prefetch_stages
+        at = [at_depth(b.slowdown, stages, ctas) for b in beside]
+        return max(1.0, interpolate([b.batch for b in beside], at, plan.workload.batch))
+
+    def transfer_start_ns(self, plan: Plan) -> float:
+        return self.fitted.start_ns
+
+    def transfer_gb_s(self, plan: Plan) -> float:
+        config = plan.config
+        rate = at_depth(self.fitted.transfer, config.prefetch_stages, config.prefetch_ctas)
+        return min(rate, self.machine.link_h2d_gb_s)
+
+    def transfer_share(self, op: Op, plan: Plan) -> float:
+        beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
+        if beside is None:
+            return 1.0
+        config = plan.config
+        at = [at_depth(b.gb_s, config.prefetch_stages, config.prefetch_ctas) for b in beside]
+        rate = interpolate([b.batch for b in beside], at, plan.workload.batch)
+        return min(1.0, rate / self.transfer_gb_s(plan))
+
+    def join_ns(self, plan: Plan) -> float:
+        return self.fitted.join_ns
+
+    def step_ns(self, plan: Plan) -> float:
+        return self.fitted.step_ns
+
+    def to_plain(self) -> dict[str, object]:
+        return to_plain(self.fitted)
+
+    @classmethod
+    def from_plain(cls, machine: Machine, plain: Mapping[str, object]) -> FittedCosts:
+        """Raises SpardaError for an unknown key or a wrong type."""
+        return cls(machine, read(Fitted, plain, where="costs"))
+
+
+def second_axis(name: str, plan: Plan) -> float:
+    """The plan's value on a kernel table's second axis ("" where there is none)."""
+    if name == "context_tokens":
+        return plan.workload.context_tokens
+    return plan.config.top_k if name == "top_k" else 0.0

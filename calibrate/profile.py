@@ -117,7 +117,7 @@ def load_profile(name: str) -> Profile:
             costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"])),
             folder=folder,
         )
-    except (KeyError, TypeError, ValueError) as e:
+    except (LookupError, AttributeError, TypeError, ValueError) as e:
         raise SpardaError(f"{path} is damaged ({e!r}); calibrate again with `sparda calibrate`.") from None
 
 

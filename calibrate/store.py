@@ -98,6 +98,21 @@ def read_rows(path: Path) -> Iterator[Row]:
         yield _row(record, where)
 
 
+def _end_last_line(path: Path) -> None:
+    """Begin on a fresh line after a run that was cut inside one: what it left of a row goes, a whole row stays."""
+    data = path.read_bytes()
+    start = data.rfind(b"\n") + 1
+    if start == len(data):
+        return
+    try:
+        json.loads(data[start:])
+    except ValueError:
+        os.truncate(path, start)
+    else:
+        with path.open("ab") as f:
+            f.write(b"\n")
+
+
 class Store:
     """A folder of measurement rows: ``rows/<name>.jsonl`` and ``provenance.json`` (session -> where and how)."""
 
@@ -120,10 +135,8 @@ class Store:
         path = self.folder / "rows" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "".join(r.to_json() + "\n" for r in rows)
-        if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            # An earlier run was cut inside a line: start on a fresh one, or that rest would swallow our first row.
-            kept = path.read_text().rsplit("\n", 1)[0]
-            path.write_text(kept + "\n" if kept else "")
+        if path.exists():
+            _end_last_line(path)
         with path.open("a") as f:
             f.write(text)
             f.flush()

@@ -94,7 +94,7 @@ class ReferenceDecoder:
             return torch.einsum("bhd,bhcd->bhc", selection, keys)
         s = self.shape
         grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
-        logits = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
+        logits: Tensor = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
         return logits.softmax(-1).sum(2)
 
     def _choose(self, scores: Tensor, position: int, given: Tensor | None) -> Tensor:

@@ -69,14 +69,14 @@ def rotating_trace(
     circle = max(config.slots + 1 - spec.forced, free) + 2 * math.ceil(rate) + 2 if rate else max(free, 1)
     period = max(64, math.ceil(circle / rate)) if rate else 1
     total = round(period * rate)
-    if total > candidates:
+    if rate and total > candidates:
         period = int(candidates / rate)
         total = round(period * rate)
-    if rate and (total < circle or period > MAX_PERIOD):
+    if candidates < free or (rate and (total < circle or period > MAX_PERIOD)):
         raise SpardaError(
             f"a context of {workload.context_tokens} tokens is too short for a selection trace with miss rate "
             f"{workload.miss_rate} at top_k {config.top_k} and {config.slots} resident blocks; lengthen the context, "
-            "lower resident_blocks or raise the miss rate."
+            "lower top_k or resident_blocks, or raise the miss rate."
         )
     heads = workload.batch * shape.kv_heads
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparda.explore.cells import NOT_RUN, TOLERANCE
 from sparda.explore.predict import prediction_label
 from sparda.explore.report_data import Report
-from sparda.explore.report_page import Html, count, html, lines, paragraph, table, tag
+from sparda.explore.report_page import Html, count, html, lines, misses, paragraph, table, tag
 from sparda.explore.table import TableRow
 from sparda.explore.text import percent, tokens_label
 
@@ -33,8 +33,8 @@ def answer(r: Report) -> Html:
     parts = [
         paragraph(
             f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of "
-            f"context, {percent(w.miss_rate)} misses, policy {best.config.policy}: use {prediction_label(best.config)}. A step "
-            f"then takes {best.step_us / 1e3:.2f} ms; with the public rule's "
+            f"context, {misses(w.miss_rate)} misses, policy {best.config.policy}: use "
+            f"{prediction_label(best.config)}. A step then takes {best.step_us / 1e3:.2f} ms; with the public rule's "
             f"{count(rule.config.prefetch_ctas, 'CTA')}, all else equal, {rule.step_us / 1e3:.2f} ms.",
             kind="lead",
         ),
@@ -110,7 +110,7 @@ def _hardware(r: Report) -> str:
     (yes, no, dash), m = r.table.confirmed, r.measured
     total = count(len(r.table.rows), "cell")
     if not yes + no:
-        return f"Hardware has confirmed nothing yet: of the {total} below none was measured with its chosen CTA count."
+        return f"Hardware has confirmed nothing yet: no validation measured any of the {total} below as chosen."
     text = (
         f"Hardware: of the {total} below, {yes} confirmed (measured within {percent(TOLERANCE, 0)} of the best "
         f"measured configuration), {no} contradicted, {dash} not measured."
@@ -126,12 +126,12 @@ def _matrix(r: Report, context: int) -> Html:
     grid = r.scenario.grid
     known = {(t.context_tokens, t.batch, t.miss_rate): t for t in r.table.rows}
     top = max([0.01, *(t.gain for t in r.table.rows)])
-    head = tag("tr", tag("th", "batch"), *(tag("th", f"{percent(m)} misses") for m in grid.miss_rate))
+    head = tag("tr", tag("th", "batch"), *(tag("th", f"{misses(m)} misses") for m in grid.miss_rate))
     body = [
         tag("tr", tag("th", str(b)), *(_cell(known[context, b, m], top) for m in grid.miss_rate)) for b in grid.batch
     ]
     found = tag("table", tag("thead", head), tag("tbody", *body))
-    title = tag("h3", f"{tokens_label(context)} tokens of context")
+    title = tag("h4", f"{tokens_label(context)} tokens of context")
     return tag("div", title, tag("div", found, class_="scroll", tabindex="0"), class_="matrix")
 
 
@@ -162,7 +162,7 @@ def _full(r: Report) -> Html:
         [
             tokens_label(t.context_tokens),
             t.batch,
-            percent(t.miss_rate),
+            misses(t.miss_rate),
             f"{t.prefetch_ctas}{'' if t.inside else ' ?'}",
             " ".join(str(n) for n in t.tied_ctas if n != t.prefetch_ctas) or "-",
             t.lookahead,

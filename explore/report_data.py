@@ -22,7 +22,7 @@ from sparda.explore.validate import Summary, summary
 from sparda.sim.player import play
 from sparda.sim.timeline import Timeline
 
-TOP_K = (48, 64, 80, 96, 128, 160, 192, 256)
+TOP_K = (64, 80, 96, 128, 192)
 """Block budgets that the front tries where the grid names none."""
 
 
@@ -186,45 +186,3 @@ def band_of(held: Sequence[Held]) -> ErrorBand | None:
         bias=float(np.median(signed)),
         spread=float(np.median([h.row.spread for h in held])),
     )
-
-
-LAUNCH, JOIN = "launch and end of the step", "waiting for another stream's signal"
-
-
-def exposed_ns(timeline: Timeline) -> dict[str, int]:
-    """Nanoseconds of the step that each kind is to blame for; they add up to the whole step.
-
-    On the main stream that is all its time. A side stream is to blame while main stands still for it: for the
-    operation waited for as far as it ran in the gap, for what that one waited for before.
-    """
-    before: dict[str, int] = {}
-    previous: list[int | None] = []
-    for span in timeline.spans:
-        previous.append(before.get(span.stream))
-        before[span.stream] = span.op.index
-    blame: dict[str, int] = {}
-
-    def add(kind: str, ns: int) -> None:
-        if ns > 0:
-            blame[kind] = blame.get(kind, 0) + ns
-
-    idle_from = 0
-    for span in timeline.spans:
-        if span.stream != "main":
-            continue
-        add(span.kind, span.ns)
-        until, waits = span.start_ns, list(span.op.after)
-        while until > idle_from and waits:
-            cause = timeline.spans[max(waits, key=lambda i: timeline.spans[i].end_ns)]
-            ended = max(cause.end_ns, idle_from)
-            add(JOIN, until - ended)
-            until = min(ended, until)
-            began = max(cause.start_ns, idle_from)
-            add(cause.kind, until - began)
-            until = min(until, began)
-            own = previous[cause.op.index]
-            waits = [*cause.op.after, *([] if own is None else [own])]
-        add(JOIN, until - idle_from)
-        idle_from = span.end_ns
-    add(LAUNCH, timeline.makespan_ns - idle_from)
-    return blame

@@ -11,6 +11,8 @@ from typing import Any
 import plotly.io
 import plotly.offline
 
+from sparda.explore.text import percent
+
 
 class Html(str):
     """Text that is HTML already and is not escaped again."""
@@ -19,8 +21,8 @@ class Html(str):
 
 
 def html(text: object) -> Html:
-    """``text`` as HTML, escaped unless it is HTML already."""
-    return text if isinstance(text, Html) else Html(escape(str(text)))
+    """``text`` as HTML, escaped unless it is HTML already; a percent sign stays with its number."""
+    return text if isinstance(text, Html) else Html(escape(str(text)).replace(" %", "\u00a0%"))
 
 
 def tag(name: str, *content: object, **attributes: str) -> Html:
@@ -79,3 +81,8 @@ def page(title: str, body: Html) -> str:
 def count(number: int, noun: str) -> str:
     """A number and what it counts: 1 step, 2 steps."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def misses(rate: float) -> str:
+    """A miss rate, without a decimal where it needs none."""
+    return percent(rate, 0 if round(100 * rate, 6).is_integer() else 1)

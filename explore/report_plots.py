@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -11,32 +11,15 @@ import plotly.graph_objects as go
 
 from sparda.explore.predict import Prediction
 from sparda.explore.report_data import Curve, Held, undominated
+from sparda.explore.report_page import count, misses
 from sparda.explore.text import percent, tokens_label
-from sparda.sim.costs import Machine
-from sparda.sim.timeline import Timeline
 
 BLUE, ORANGE, GREEN, PURPLE, PINK, TEAL = "#3f7fbf", "#d0703a", "#3a9a72", "#8b6bc4", "#c2577f", "#2f97a5"
 GREY = "#868c94"
 CYCLE = (BLUE, GREEN, PURPLE, TEAL, PINK, ORANGE)
 POLICY = {"sparda": BLUE, "sparda-on-demand": GREEN, "sparse": PURPLE, "sparse-resident": PINK}
-FAMILIES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "linear layers": (BLUE, ("qkv", "oproj", "gateup", "down", "lm_head")),
-    "attention": (GREEN, ("attention",)),
-    "choosing blocks": (PURPLE, ("score", "headscore", "select")),
-    "moving blocks": (ORANGE, ("prefetch", "writeback")),
-}
-SMALL = "small kernels"
-
 Figure = Any
 """A plotly figure; plotly comes without types."""
-
-
-def family_of(kind: str) -> tuple[str, str]:
-    """The family of an operation's kind, and its colour."""
-    for name, (colour, kinds) in FAMILIES.items():
-        if kind in kinds:
-            return name, colour
-    return SMALL, GREY
 
 
 def conditions(h: Held) -> str:
@@ -44,14 +27,15 @@ def conditions(h: Held) -> str:
     w, c = h.workload, h.config
     return (
         f"{h.row.kind}, {c.policy}<br>batch {w.batch}, {tokens_label(w.context_tokens)} tokens, "
-        f"{percent(w.miss_rate)} misses, top-k {c.top_k}, {c.slots} slots<br>"
+        f"{misses(w.miss_rate)} misses, top-k {c.top_k}, {c.slots} slots<br>"
         f"{c.prefetch_ctas} CTAs x {c.prefetch_warps} warps x {c.prefetch_stages} stages, lookahead {c.lookahead}<br>"
         f"predicted {h.predicted_us / 1e3:.3f} ms, measured {h.row.us / 1e3:.3f} ms: {percent(h.error, sign=True)}<br>"
         f"run to run {percent(h.row.spread)}, session {escape(h.row.session)}"
     )
 
 
-def _figure(height: int, **layout: object) -> Figure:
+def blank(height: int, **layout: object) -> Figure:
+    """A plot without traces, on no background of its own."""
     figure = go.Figure()
     figure.update_layout(
         template=go.layout.Template(),
@@ -64,6 +48,7 @@ def _figure(height: int, **layout: object) -> Figure:
         hoverlabel={"align": "left"},
         dragmode=False,
     )
+    figure.update_yaxes(automargin=True)
     return figure.update_layout(**layout)
 
 
@@ -74,7 +59,7 @@ def _log_axis(ticks: Sequence[float], title: str) -> dict[str, object]:
 
 def errors(held: Sequence[Held]) -> Figure:
     """Predicted against measured step times on logarithmic axes, with the identity and bands of 5 and 15 %."""
-    figure = _figure(520)
+    figure = blank(520)
     times = [t for h in held for t in (h.row.us / 1e3, h.predicted_us / 1e3)]
     low, high = min(times) / 1.1, max(times) * 1.1
     for share, alpha in ((0.15, 0.10), (0.05, 0.20)):
@@ -86,7 +71,7 @@ def errors(held: Sequence[Held]) -> Figure:
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
-            name=f"within {share:.0%}",
+            name=f"± {share * 100:.0f} %",
         )
     figure.add_scatter(
         x=[low, high], y=[low, high], mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", name="equal"
@@ -112,7 +97,7 @@ def errors(held: Sequence[Held]) -> Figure:
 
 def histogram(held: Sequence[Held]) -> Figure:
     """How the signed errors are spread."""
-    figure = _figure(240, barmode="stack", bargap=0.06, legend={"y": 1.04})
+    figure = blank(240, barmode="stack", bargap=0.06, legend={"y": 1.04})
     worst = max(0.05, *(abs(h.error) for h in held))
     size = 0.01 if worst <= 0.25 else 0.05
     edge = (int(worst / size) + 1) * size
@@ -127,7 +112,7 @@ def histogram(held: Sequence[Held]) -> Figure:
 
 def curve(c: Curve, band: float) -> Figure:
     """Predicted step time over the CTA count, with its band, what was measured, the choice and the public rule."""
-    figure = _figure(250, margin={"l": 52, "r": 10, "t": 8, "b": 40}, showlegend=False)
+    figure = blank(250, margin={"l": 52, "r": 10, "t": 8, "b": 40}, showlegend=False)
     counts = [p.config.prefetch_ctas for p in c.points]
     times = [p.step_us / 1e3 for p in c.points]
     figure.add_scatter(
@@ -165,76 +150,12 @@ def curve(c: Curve, band: float) -> Figure:
     return figure.update_yaxes(title={"text": "step, ms"}, nticks=5)
 
 
-def streams(step: Timeline, machine: Machine) -> Figure:
-    """Every operation on its stream, and below it what the link and the GPU's memory carry."""
-    figure = _figure(560, barmode="overlay", margin={"l": 74, "r": 16, "t": 12, "b": 44}, legend={"y": 1.0})
-    lanes: dict[str, str] = {s: s for s in step.plan.streams}
-    for name, colour in [*((n, c) for n, (c, _) in FAMILIES.items()), (SMALL, GREY)]:
-        spans = [s for s in step.spans if family_of(s.kind)[0] == name]
-        if spans:
-            figure.add_bar(
-                y=[lanes[s.stream] for s in spans],
-                base=[s.start_ns / 1e3 for s in spans],
-                x=[s.ns / 1e3 for s in spans],
-                orientation="h",
-                width=0.78,
-                marker={"color": colour, "line": {"width": 0.6, "color": "rgba(255,255,255,0.55)"}},
-                text=[s.kind for s in spans],
-                textposition="inside",
-                insidetextanchor="middle",
-                insidetextfont={"color": "#fff", "size": 12},
-                textangle=0,
-                constraintext="none",
-                hovertext=[f"{s.name}: {s.start_ns / 1e3:.1f} to {s.end_ns / 1e3:.1f} us" for s in spans],
-                hovertemplate="%{hovertext}, %{x:.1f} us<extra></extra>",
-                name=name,
-            )
-    at = [s[0] / 1e3 for s in step.samples]
-    ends = [*at[1:], step.step_us]
-    for axis, name, column, most, colour in (
-        ("y2", "link", 1, machine.link_h2d_gb_s, ORANGE),
-        ("y3", "HBM", 2, machine.hbm_gb_s, BLUE),
-    ):
-        rates = [round(float(s[column]), 2) for s in step.samples]
-        x, y = _corners(at, ends, rates)
-        line = {"color": colour, "width": 1.2, "shape": "hv"}
-        figure.add_scatter(
-            x=x, y=y, yaxis=axis, mode="lines", line=line, fill="tozeroy", name=f"{name} GB/s", showlegend=False
-        )
-        dashed = {"color": GREY, "width": 1, "dash": "dot"}
-        figure.add_scatter(
-            x=[0, step.step_us], y=[most, most], yaxis=axis, mode="lines", line=dashed, hoverinfo="skip", name="limit",
-            showlegend=False,
-        )  # fmt: skip
-    figure.update_layout(
-        xaxis={"title": {"text": "microseconds from the start of the step"}, "anchor": "y3", "domain": [0, 1]},
-        yaxis={
-            "domain": [0.5, 1],
-            "categoryorder": "array",
-            "categoryarray": list(reversed(lanes)),
-            "fixedrange": True,
-        },
-        yaxis2={"domain": [0.26, 0.44], "title": {"text": "link GB/s"}, "rangemode": "tozero", "fixedrange": True},
-        yaxis3={"domain": [0, 0.18], "title": {"text": "HBM GB/s"}, "rangemode": "tozero", "fixedrange": True},
-        uniformtext={"mode": "hide", "minsize": 9},
-        dragmode="pan",
-    )
-    return figure
-
-
-def _corners(at: Sequence[float], ends: Sequence[float], rates: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The points where a rate changes, and its end."""
-    if not at:
-        return [], []
-    kept = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(rates)) if a != b)]
-    return [*(at[i] for i in kept), ends[-1]], [*(rates[i] for i in kept), rates[-1]]
-
-
 def fronts(found: Sequence[tuple[float, Sequence[Prediction]]], own: float) -> Figure:
     """Tokens per second against the block budget, a line for each miss rate, the scenario's one in bold."""
-    figure = _figure(420)
+    figure = blank(420)
     for number, (miss, points) in enumerate(found):
         best = undominated(points)
+        ctas = [p.config.prefetch_ctas for p in best]
         bold = miss == own
         figure.add_scatter(
             x=[p.config.top_k for p in best],
@@ -242,12 +163,13 @@ def fronts(found: Sequence[tuple[float, Sequence[Prediction]]], own: float) -> F
             mode="lines+markers+text" if bold else "lines+markers",
             line={"color": CYCLE[number % len(CYCLE)], "width": 3 if bold else 1.3},
             marker={"size": 8 if bold else 6, "symbol": ["circle" if p.inside else "circle-open" for p in best]},
-            text=[f"{p.config.prefetch_ctas} CTAs" for p in best],
-            textposition="top right",
+            text=[count(n, "CTA") if n != before else "" for before, n in pairwise([0, *ctas])],
+            customdata=ctas,
+            textposition="top center",
             textfont={"size": 11},
             cliponaxis=False,
-            hovertemplate="top-k %{x}: %{y:,.0f} tokens/s, %{text}<extra></extra>",
-            name=f"{percent(miss)} misses",
+            hovertemplate="top-k %{x}: %{y:,.0f} tokens/s, %{customdata} CTAs<extra></extra>",
+            name=f"{misses(miss)} misses",
         )
-    figure.update_xaxes(title={"text": "top-k: blocks read by each KV head (proxy of quality)"}, nticks=8)
+    figure.update_xaxes(title={"text": "top-k, blocks for each KV head"}, nticks=8)
     return figure.update_yaxes(title={"text": "predicted tokens/s"}, tickformat=",.0f", rangemode="normal")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from sparda.calibrate.profile import ErrorBand
 from sparda.explore import report_plots as plots
 from sparda.explore.predict import Prediction, prediction_label
-from sparda.explore.report_data import JOIN, Curve, Held, Report, band_of, exposed_ns, undominated
-from sparda.explore.report_page import Html, count, figure, html, lines, paragraph, plot, table, tag
+from sparda.explore.report_data import Curve, Held, Report, band_of, undominated
+from sparda.explore.report_page import Html, count, figure, html, lines, misses, paragraph, plot, table, tag
+from sparda.explore.report_timeline import JOIN, exposed_ns, family_of, streams, window
 from sparda.explore.text import percent, tokens_label
-from sparda.sim.timeline import Timeline
 
 WORST = 10
 
@@ -37,7 +37,8 @@ def held_out(r: Report) -> Html:
         paragraph(
             "Errors are shares of the measured time: predicted over measured, less 1. Bias is the median signed error, "
             "above 0 where predictions are too slow. step: the hold-out of the calibration; validation: what the "
-            "search chose and its neighbours, measured afterwards.",
+            "search chose and its neighbours, measured afterwards; the profile's band: what the calibration found, and "
+            "what every band in this report is made of.",
             kind="note",
         ),
         figure(
@@ -60,15 +61,15 @@ def _band_row(name: str, b: ErrorBand) -> list[str]:
 def _worst(held: Sequence[Held]) -> Html:
     rows = [
         [
+            h.row.kind,
+            h.config.policy,
             percent(h.error, sign=True),
             f"{h.predicted_us / 1e3:.2f}",
             f"{h.row.us / 1e3:.2f}",
             percent(h.row.spread),
-            h.row.kind,
-            h.config.policy,
             tokens_label(h.workload.context_tokens),
             h.workload.batch,
-            percent(h.workload.miss_rate),
+            misses(h.workload.miss_rate),
             h.config.top_k,
             h.config.lookahead,
             f"{h.config.prefetch_ctas} x {h.config.prefetch_warps} x {h.config.prefetch_stages}",
@@ -76,8 +77,8 @@ def _worst(held: Sequence[Held]) -> Html:
         ]
         for h in sorted(held, key=lambda h: (-abs(h.error), h.row.key))[:WORST]
     ]
-    headers = ["error", "predicted, ms", "measured, ms", "run to run", "kind", "policy", "context", "batch", "misses"]
-    return table([*headers, "top-k", "lookahead", "CTAs x warps x stages", "session"], rows, left=0)
+    headers = ["kind", "policy", "error", "predicted, ms", "measured, ms", "run to run", "context", "batch", "misses"]
+    return table([*headers, "top-k", "lookahead", "CTAs x warps x stages", "session"], rows, left=2)
 
 
 def cta_curves(r: Report) -> Html:
@@ -97,7 +98,7 @@ def cta_curves(r: Report) -> Html:
         [
             paragraph(
                 f"Predicted step time (blue, shaded by the error band) at {tokens_label(w.context_tokens)} tokens of "
-                f"context and {percent(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
+                f"context and {misses(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
                 f"the choice, boxed in grey the public rule's count. {seen}"
             ),
             paragraph("The axes of milliseconds differ from panel to panel and do not start at 0.", kind="note"),
@@ -124,8 +125,8 @@ def one_step(r: Report) -> Html:
     exposed, busy = step.exposed_ns, step.busy_ns
     middle = step.plan.shape.layers // 2
     spans = {
-        "1 layer": _window(step, middle, 1),
-        "3 layers": _window(step, middle, 3),
+        "1 layer": window(step, middle, 1),
+        "3 layers": window(step, middle, 3),
         "whole step": (0.0, step.step_us),
     }
     buttons = [
@@ -136,7 +137,7 @@ def one_step(r: Report) -> Html:
         [
             paragraph(
                 f"One simulated step of the answer: batch {best.workload.batch}, "
-                f"{tokens_label(best.workload.context_tokens)} tokens, {percent(best.workload.miss_rate)} misses, "
+                f"{tokens_label(best.workload.context_tokens)} tokens, {misses(best.workload.miss_rate)} misses, "
                 f"{prediction_label(best.config)}. Of {step.step_us / 1e3:.2f} ms the main stream stands still for "
                 f"{exposed / 1e6:.2f} ms ({percent(exposed / step.makespan_ns)}), waiting for another stream; the link "
                 f"is busy {percent(step.link_busy_ns / step.makespan_ns)} of the time and carries "
@@ -150,23 +151,18 @@ def one_step(r: Report) -> Html:
                 kind="note",
             ),
             tag("div", *buttons, class_="zoom", role="group", aria_label="What the timeline shows"),
-            plot(plots.streams(step, r.profile.machine), "step"),
+            plot(streams(step, r.profile.machine), "step"),
             tag("h3", "Time by kind of operation"),
             _kinds(r),
             paragraph(
                 "Exposed: what makes the step as long as it is; the column adds up to the step. On the main stream "
-                "that is all the time an operation takes; elsewhere only what main stands still for.",
+                "that is all the time an operation takes; elsewhere only what main stands still for. Stream joins: "
+                "from the end of what main waits for to its own start; step overhead: outside all operations. A "
+                "second exposed column is the public rule's.",
                 kind="note",
             ),
         ]
     )
-
-
-def _window(step: Timeline, first: int, layers: int) -> tuple[float, float]:
-    """Microseconds of some layers on the main stream; the whole step where there are none."""
-    wanted = range(first, first + layers)
-    spans = [s for s in step.spans if s.stream == "main" and s.layer in wanted]
-    return (spans[0].start_ns / 1e3, spans[-1].end_ns / 1e3) if spans else (0.0, step.step_us)
 
 
 def _kinds(r: Report) -> Html:
@@ -182,7 +178,7 @@ def _kinds(r: Report) -> Html:
     rows: list[list[object]] = []
     for name in names:
         total = totals.get(name)
-        swatch = tag("i", style=f"background:{plots.family_of(name)[1]}", class_="swatch") if total else html("")
+        swatch = tag("i", style=f"background:{family_of(name)[1]}", class_="swatch") if total else html("")
         row: list[object] = [Html(swatch + html(name)), streams.get(name, "main" if name == JOIN else "-")]
         row += [total.count if total else "-", us(total.ns if total else None), us(own.get(name))]
         row += [percent(own.get(name, 0) / whole), *([] if same else [us(rule.get(name))])]
@@ -190,7 +186,7 @@ def _kinds(r: Report) -> Html:
     last: list[object] = ["whole step", "", "", "", us(whole), percent(1.0)]
     rows.append([tag("b", c) for c in [*last, *([] if same else [us(r.rule_step.makespan_ns)])]])
     ctas = r.rule_step.plan.config.prefetch_ctas
-    other = [] if same else [f"exposed with the rule's {ctas} CTAs, us"]
+    other = [] if same else [f"exposed, {ctas} CTAs, us"]
     return table(["kind", "stream", "count", "busy, us", "exposed, us", "of the step", *other], rows, left=2)
 
 
@@ -205,8 +201,8 @@ def front(r: Report) -> Html:
     drop = [_front_row(p, base, p in kept) for p in points]
     text = (
         f"Batch {w.batch}, {tokens_label(w.context_tokens)} tokens; for each top-k the fewest CTAs within noise of "
-        f"the fastest, at {percent(own)} misses (bold) and the grid's other miss rates. A miss rate is a share of top-k, "
-        "so a larger top-k moves more blocks; which rate a model has at another top-k was not measured here."
+        f"the fastest, at {misses(own)} misses (bold) and the grid's other miss rates. A miss rate is a share of "
+        "top-k, so a larger top-k moves more blocks; which rate a model has at another top-k was not measured here."
     )
     return lines(
         [
@@ -216,7 +212,9 @@ def front(r: Report) -> Html:
             ),
             paragraph(text),
             figure(
-                plot(plots.fronts(r.fronts, own), "front"), "The Pareto front", "Hollow: outside what was measured."
+                plot(plots.fronts(r.fronts, own), "front"),
+                "The Pareto front",
+                "Labels: where the CTA count changes. Hollow: outside what was measured.",
             ),
             table(
                 ["top-k", "tokens/s", "low", "high", f"over top-k {base.config.top_k}", "CTAs", "lookahead", ""], drop

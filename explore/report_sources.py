@@ -16,7 +16,7 @@ from sparda.explore.report_page import Html, count, lines, paragraph, table, tag
 from sparda.explore.scenario import Scenario
 from sparda.explore.text import GIB
 
-FACTS = ("gpu", "driver", "torch", "triton", "cuda")
+FACTS = {"GPU": "gpu", "driver": "driver", "torch": "torch", "triton": "triton", "CUDA": "cuda"}
 WHAT = {
     "link": "the link alone: copies by CTA, warp and stage count",
     "kernel": "one kernel alone, over batch and a second axis",
@@ -57,24 +57,19 @@ def _sessions(r: Report) -> Html:
     names = list(dict.fromkeys([*r.profile.sessions, *known, *(row.session for row in r.rows)]))
     if not names:
         return paragraph("The profile names no session and has no rows: nothing in it was measured.")
-    rows = []
-    for name in names:
-        facts, own = known.get(name, {}), Counter(row.kind for row in r.rows if row.session == name)
-        counted = [f"{own[kind]:,}" if own[kind] else "-" for kind in KINDS]
-        rows.append(
-            [
-                name,
-                _fact(facts, "utc"),
-                *(_fact(facts, f) for f in FACTS),
-                _pcie(facts),
-                _clocks(facts),
-                _fact(facts, "host_cpu"),
-                _fact(facts, "commit"),
-                *counted,
-            ]
-        )
-    headers = ["session", "UTC", "GPU", "driver", "torch", "triton", "CUDA", "PCIe", "clocks, MHz", "host", "commit"]
-    return table([*headers, *(f"{kind} rows" for kind in KINDS)], rows, left=len(headers))
+    facts = [known.get(name, {}) for name in names]
+    counts = [Counter(row.kind for row in r.rows if row.session == name) for name in names]
+    rows = [
+        ["UTC", *(_fact(f, "utc") for f in facts)],
+        *([title, *(_fact(f, key) for f in facts)] for title, key in FACTS.items()),
+        ["PCIe", *map(_pcie, facts)],
+        ["clocks, MHz", *map(_clocks, facts)],
+        ["host", *(_fact(f, "host_cpu") for f in facts)],
+        ["commit", *(_fact(f, "commit") for f in facts)],
+        *([f"{kind} rows", *(f"{c[kind]:,}" for c in counts)] for kind in KINDS),
+    ]
+    # Sessions side by side: what differs between two is seen along a line.
+    return table(["session", *names], rows, left=1 + len(names))
 
 
 def _fact(facts: Mapping[str, object], key: str) -> str:
@@ -100,7 +95,13 @@ def _methods(r: Report) -> Html:
         found.setdefault((row.kind, row.method), []).append(len(row.samples_us))
     order = sorted(found, key=lambda key: (KINDS.index(key[0]) if key[0] in KINDS else len(KINDS), key))
     rows = [
-        [kind, WHAT.get(kind, ""), method, f"{len(found[kind, method]):,}", f"{sum(found[kind, method]):,}"]
+        [
+            kind,
+            tag("span", WHAT.get(kind, ""), class_="wide"),
+            tag("span", method, class_="wide"),
+            f"{len(found[kind, method]):,}",
+            f"{sum(found[kind, method]):,}",
+        ]
         for kind, method in order
     ]
     return table(["kind", "what", "timed by", "rows", "samples"], rows, left=3)
@@ -117,8 +118,8 @@ def _aliased(r: Report) -> str:
     cells = ", ".join(f"batch {b} at {t:,} tokens" for b, t in parts)
     return (
         f"Of {count(len(whole), 'whole step')} {len(shared):,} ran with a pinned host pool smaller than the KV cache, "
-        f"where sequences share host blocks ({cells}). The bytes moved, and from where, are the same; only their "
-        "contents repeat."
+        f"where sequences share host blocks ({cells}). As many bytes cross the link; only the addresses they come from "
+        "repeat."
     )
 
 

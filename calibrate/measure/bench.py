@@ -14,7 +14,7 @@ from torch import Tensor
 from sparda.calibrate.store import Row, Store, Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
-from sparda.engine.policies import make_plan
+from sparda.engine.policies import make_plan, resident_layers
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers, new_pool
 from sparda.engine.trace import rotating_trace
@@ -27,7 +27,7 @@ POOL_GIB = 8.0
 """Pinned pool of a measurement: sequences alias it. Far above any cache, quick to pin (0.85 s per GiB)."""
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The budget is spent; what was measured so far is in the store."""
 
 
@@ -44,7 +44,7 @@ class Clock:
 
     def check(self) -> None:
         if self.left_s < 0:
-            raise OutOfTime
+            raise OutOfTimeError
 
 
 class Bench:
@@ -54,7 +54,7 @@ class Bench:
         self.store, self.session, self.shape, self.clock, self.seed = store, session, shape, clock, seed
         self.spec = SparseSpec()
         self.device = torch.device("cuda")
-        self._tiers: tuple[object, Tiers] | None = None
+        self._tiers: dict[tuple[int, int, int, int], Tiers] = {}
         self._known = {r.key for r in store.rows()}
 
     @cached_property
@@ -71,44 +71,40 @@ class Bench:
     def say(self, text: str) -> None:
         print(f"[{self.clock.budget_s - self.clock.left_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    def tiers(self, workload: Workload, config: Config) -> Tiers:
-        """KV tiers for this batch, context, residency; kept while the next case asks for the same."""
-        from sparda.engine.policies import resident_layers
+    def tiers(self, workload: Workload, config: Config, *, beside: bool = False) -> Tiers:
+        """KV tiers for this batch, context and residency; kept while cases ask for the same.
 
-        key = (workload.batch, workload.context_tokens, config.slots, resident_layers(config, self.shape.layers))
-        if self._tiers is None or self._tiers[0] != key:
-            self._tiers = None
-            torch.cuda.empty_cache()
-            made = Tiers(
-                self.shape,
-                self.spec,
-                workload,
-                config,
-                self.device,
-                capacity=workload.context_tokens + GROWTH_TOKENS,
-                pool=self.pool,
-            )
+        Others are given back first, unless ``beside`` asks to keep them too.
+        """
+        whole = resident_layers(config, self.shape.layers)
+        key = (workload.batch, workload.context_tokens, config.slots, whole)
+        if key not in self._tiers:
+            if not beside:
+                self.release()
+            capacity = workload.context_tokens + GROWTH_TOKENS
+            made = Tiers(self.shape, self.spec, workload, config, self.device, capacity=capacity, pool=self.pool)
             made.seed(self.seed)
-            self._tiers = (key, made)
-        return self._tiers[1]
+            self._tiers[key] = made
+        return self._tiers[key]
 
     def release(self) -> None:
         """Give the KV tiers' memory back."""
-        self._tiers = None
+        self._tiers.clear()
         torch.cuda.empty_cache()
 
-    def decoder(self, workload: Workload, config: Config) -> Decoder:
-        """A decoder on a rotating selection trace with the workload's miss rate, put at its context length."""
-        tiers = self.tiers(workload, config)
-        tiers.reset_residents()
+    def decoder(self, workload: Workload, config: Config, *, beside: bool = False) -> Decoder:
+        """A decoder on a rotating selection trace with the workload's miss rate, put at its context length.
+
+        ``beside``: other decoders of this workload are in use: their KV tiers stay, and stay where they are.
+        """
+        tiers = self.tiers(workload, config, beside=beside)
+        if not beside:
+            tiers.reset_residents()
         plan = make_plan(self.shape, self.spec, workload, config)
         trace = rotating_trace(
             self.shape, self.spec, workload, config, blocks=tiers.blocks, device=self.device, seed=self.seed
         )
         return Decoder(plan, self.weights, tiers, trace)
-
-    def known(self, row: Row) -> bool:
-        return row.key in self._known
 
     def row(
         self,

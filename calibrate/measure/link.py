@@ -9,11 +9,15 @@ from torch import Tensor
 
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
+from sparda.calibrate.store import Value
 from sparda.kernels.prefetch import prefetch
 
 CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 TOP_K = 96
 REPEATS = 9
+LIST_STRIDE = 4096
+"""Entries between the miss lists of launches in a row: they read different rows of the pool."""
+
 ALL_MISS_BLOCKS = 16 * 2 * TOP_K
 """Every block of one layer missing at batch 16: 96 MiB."""
 
@@ -68,9 +72,10 @@ def measure_link(bench: Bench) -> None:
     """Rows of kind ``link``: op ``prefetch`` and op ``copy_engine``; ``gb_s`` in values."""
     lists = Lists(bench)
     block_bytes = lists.pool.shape[1] * 2
-    for name, blocks, ctas, (warps, stages, chunk) in _cases():
+    for name, blocks, ctas, shape in _cases():
         bench.clock.check()
-        case = {
+        warps, stages, chunk = shape
+        case: dict[str, Value] = {
             "case": name,
             "blocks": blocks,
             "ctas": ctas,
@@ -84,9 +89,9 @@ def measure_link(bench: Bench) -> None:
         # Launches in a row read different rows of the pool, as the layers of a step do.
         inner = 1 if blocks >= 1024 else 8
 
-        def body(n: int = inner, c: Tensor = count, a: int = ctas, w: int = warps, s: int = stages, k: int = chunk) -> None:
+        def body(n: int = inner, c: Tensor = count, a: int = ctas, k: tuple[int, int, int] = shape) -> None:
             for i in range(n):
-                lists.run(c, a, w, s, k, offset=i * 4096)
+                lists.run(c, a, *k, offset=i * LIST_STRIDE)
 
         samples = replay_us(warm_and_captured(body), REPEATS, per=inner)
         median = sorted(samples)[len(samples) // 2]
@@ -100,9 +105,13 @@ def _copy_engine(bench: Bench) -> None:
         host = bench.pool.view(-1)[: mib << 19]
         device = torch.empty(host.shape, dtype=host.dtype, device=bench.device)
         for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
-            case = {"direction": direction, "mib": mib}
+            case: dict[str, Value] = {"direction": direction, "mib": mib}
             if bench.measured("link", "copy_engine", case):
                 continue
-            samples = replay_us(warm_and_captured(lambda t=target, s=source: t.copy_(s, non_blocking=True)), REPEATS)
+
+            def body(t: Tensor = target, s: Tensor = source) -> None:
+                t.copy_(s, non_blocking=True)
+
+            samples = replay_us(warm_and_captured(body), REPEATS)
             median = sorted(samples)[len(samples) // 2]
             bench.keep(bench.row("link", "copy_engine", case, samples, METHOD, {"gb_s": (mib << 20) / median / 1e3}))

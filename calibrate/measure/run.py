@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sparda.calibrate.measure.bench import Bench, Clock, OutOfTime
+from sparda.calibrate.measure.bench import Bench, Clock, OutOfTimeError
 from sparda.calibrate.measure.corun import measure_corun
 from sparda.calibrate.measure.kernels import measure_kernels
 from sparda.calibrate.measure.link import measure_link
@@ -62,7 +62,7 @@ def main_measure(out: Path, budget_s: float, parts: list[str], model: str = "min
         for part in todo:
             bench.say(part)
             PARTS[part][0](bench)
-    except OutOfTime:
+    except OutOfTimeError:
         note = "budget spent"
         bench.say("budget spent; run the same command again to go on where this stopped")
     except KeyboardInterrupt:

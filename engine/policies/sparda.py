@@ -28,7 +28,9 @@ def on_demand(shape: ModelShape, spec: SparseSpec, workload: Workload, config: C
     return _step(shape, spec, workload, config, (MAIN, MAIN), MAIN)
 
 
-def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, choose: tuple[str, str], fetch: str) -> Plan:
+def _step(
+    shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, choose: tuple[str, str], fetch: str
+) -> Plan:
     step = StepBuilder(shape, spec, workload, config)
     ahead, resident = config.lookahead, max(1, config.lookahead)
     ready: dict[int, list[int]] = {}

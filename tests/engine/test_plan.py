@@ -135,13 +135,15 @@ def test_an_attention_waits_for_the_prefetch_of_its_own_layer(policy: str, looka
 
 @settings(deadline=None)
 @given(st.integers(1, 4))
-def test_a_choice_is_made_lookahead_layers_ahead_beside_the_main_stream(lookahead: int) -> None:
+def test_a_choice_is_made_lookahead_layers_ahead_and_the_copy_beside_the_main_stream(lookahead: int) -> None:
     plan = plan_of("sparda", lookahead)
     earlier = history(plan)
     for layer in range(lookahead, SHAPE.layers):
         score, fetched = only(plan, "score", layer), [op for op in plan.of_kind("prefetch") if op.layer == layer]
-        assert score.stream == SELECT
-        assert score.after == (only(plan, "append", layer - lookahead).index,)
+        select = only(plan, "select", layer)
+        assert (score.stream, select.stream) == (MAIN, SELECT)
+        assert score.index == only(plan, "append", layer - lookahead).index + 1
+        assert select.after == (score.index,)
         assert [op.stream for op in fetched] == [PREFETCH]
         assert only(plan, "attention", layer - 1).index not in earlier[fetched[0].index]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    import torch
+
+    from sparda.engine.weights import Weights
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'sparda[engine]'")
 
-from sparda.engine.shapes import MODELS, SparseSpec  # noqa: E402
+from sparda.engine.shapes import MODELS, ModelShape, SparseSpec  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,20 +25,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def shape():
+def shape() -> ModelShape:
     """MiniCPM4.1-8B, six layers deep and with a small vocabulary: every kernel has its real shape."""
     return replace(MODELS["minicpm4.1-8b"], name="minicpm4.1-8b-6-layers", layers=6, vocab=8192)
 
 
 @pytest.fixture(scope="session")
-def weights(shape):
+def weights(shape: ModelShape) -> Weights:
     from sparda.engine.weights import random_weights
 
     return random_weights(shape, "cuda", seed=1)
 
 
 @pytest.fixture(scope="session")
-def pool(shape):
+def pool(shape: ModelShape) -> torch.Tensor:
     """Pinned memory for six layers, four sequences, 18K tokens: more than any test here needs."""
     from sparda.engine.tiers import new_pool
 

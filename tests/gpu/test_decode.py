@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.policies import make_plan
 from sparda.engine.reference import ReferenceDecoder, chosen_blocks, history_of
-from sparda.engine.shapes import SparseSpec
+from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
 from sparda.engine.trace import rotating_trace
+from sparda.engine.weights import Weights
 
 SPEC = SparseSpec()
 CONTEXT = 16384 - 40
@@ -22,7 +24,16 @@ WARMUP = 5
 """Steps before misses are counted: the first step after a start fetches what any later step already has."""
 
 
-def decode(shape, weights, pool, config, steps, *, miss_rate=None, batch=4):
+def decode(
+    shape: ModelShape,
+    weights: Weights,
+    pool: Tensor,
+    config: Config,
+    steps: int,
+    *,
+    miss_rate: float | None = None,
+    batch: int = 4,
+) -> tuple[Tensor, Tensor, float]:
     """Tokens [steps, B] and last logits of a captured run, and how many blocks were fetched per layer and step."""
     workload = Workload(batch, CONTEXT, miss_rate or 0.0)
     tiers = Tiers(shape, SPEC, workload, config, "cuda", capacity=CONTEXT + 400, pool=pool)
@@ -47,7 +58,9 @@ def decode(shape, weights, pool, config, steps, *, miss_rate=None, batch=4):
 
 
 @pytest.mark.parametrize("lookahead", [1, 2])
-def test_prefetching_gives_bit_equal_outputs_to_fetching_the_same_choice_on_demand(shape, weights, pool, lookahead):
+def test_prefetching_gives_bit_equal_outputs_to_fetching_the_same_choice_on_demand(
+    shape: ModelShape, weights: Weights, pool: Tensor, lookahead: int
+) -> None:
     ahead = decode(shape, weights, pool, Config("sparda", lookahead=lookahead), 300)
     demand = decode(shape, weights, pool, Config("sparda-on-demand", lookahead=lookahead), 300)
     assert torch.equal(ahead[0], demand[0])
@@ -56,7 +69,9 @@ def test_prefetching_gives_bit_equal_outputs_to_fetching_the_same_choice_on_dema
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
-def test_the_number_of_ctas_and_the_moment_of_fetching_leave_no_trace_in_the_outputs(shape, weights, pool, lookahead):
+def test_the_number_of_ctas_and_the_moment_of_fetching_leave_no_trace_in_the_outputs(
+    shape: ModelShape, weights: Weights, pool: Tensor, lookahead: int
+) -> None:
     configs = [Config("sparda-on-demand", lookahead=lookahead)]
     configs += [Config("sparda", lookahead=lookahead, prefetch_ctas=c, prefetch_warps=w) for c, w in ((1, 1), (16, 4))]
     runs = [decode(shape, weights, pool, config, 100, miss_rate=0.06) for config in configs]
@@ -65,7 +80,9 @@ def test_the_number_of_ctas_and_the_moment_of_fetching_leave_no_trace_in_the_out
         assert torch.equal(runs[0][1], other[1])
 
 
-def test_fetching_from_host_gives_the_tokens_of_the_wholly_resident_cache(shape, weights, pool):
+def test_fetching_from_host_gives_the_tokens_of_the_wholly_resident_cache(
+    shape: ModelShape, weights: Weights, pool: Tensor
+) -> None:
     offloaded = decode(shape, weights, pool, Config("sparse"), 150)
     resident = decode(shape, weights, pool, Config("sparse-resident"), 150)
     assert torch.equal(offloaded[0], resident[0])
@@ -73,14 +90,18 @@ def test_fetching_from_host_gives_the_tokens_of_the_wholly_resident_cache(shape,
 
 
 @pytest.mark.parametrize("miss_rate", [0.0, 0.03, 0.12])
-def test_a_trace_misses_as_often_as_it_states(shape, weights, pool, miss_rate):
+def test_a_trace_misses_as_often_as_it_states(
+    shape: ModelShape, weights: Weights, pool: Tensor, miss_rate: float
+) -> None:
     config = Config("sparda")
     *_, misses = decode(shape, weights, pool, config, 128, miss_rate=miss_rate)
     stated = miss_rate * config.top_k * 4 * shape.kv_heads
     assert misses == pytest.approx(stated, rel=0.05, abs=0.6)
 
 
-def test_tokens_are_those_of_the_plain_reference_across_block_boundaries(shape, weights, pool):
+def test_tokens_are_those_of_the_plain_reference_across_block_boundaries(
+    shape: ModelShape, weights: Weights, pool: Tensor
+) -> None:
     config, workload = Config("sparda"), Workload(2, CONTEXT, 0.0)
     tiers = Tiers(shape, SPEC, workload, config, "cuda", capacity=CONTEXT + 400, pool=pool)
     tiers.seed(seed=9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparda.kernels.norm import add_norm, embed_tokens, add_norm_reference, silu_mul, silu_mul_reference
+from sparda.kernels.norm import add_norm, add_norm_reference, embed_tokens, silu_mul, silu_mul_reference
 
 
 def _random(*shape: int, device: str) -> torch.Tensor:

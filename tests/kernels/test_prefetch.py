@@ -88,8 +88,9 @@ def test_one_source_row_may_fill_several_slots(device: str, host_pool: Place) ->
 )
 def test_refuses_settings_that_cannot_work(device: str, host_pool: Place, change: dict[str, int], message: str) -> None:
     settings = {"ctas": 2, "warps": 4, "stages": 2, "chunk_values": 512, **change}
+    pool, cache, src, dst, count = _case(device, host_pool, 512, 1)
     with pytest.raises(ValueError, match=message):
-        prefetch(*_case(device, host_pool, 512, 1), **settings)
+        prefetch(pool, cache, src, dst, count, **settings)
 
 
 def test_names_the_deepest_pipeline_that_fits(device: str, host_pool: Place) -> None:

@@ -42,13 +42,14 @@ def _case(
 
 def _write(case: list[torch.Tensor], device: str, *, block: int = 16, pool_base: int = 0) -> torch.Tensor:
     """Runs kernel and reference, requires equal bits, and returns the pool."""
-    expected = case[3].clone()
-    write_newest_reference(*case[:3], expected, block=block, pool_base=pool_base)
-    write_newest(*case, block=block, pool_base=pool_base)
+    caches, table, positions, pool = case
+    expected = pool.clone()
+    write_newest_reference(caches, table, positions, expected, block=block, pool_base=pool_base)
+    write_newest(caches, table, positions, pool, block=block, pool_base=pool_base)
     if device == "cuda":
         torch.cuda.synchronize()
-    assert torch.equal(case[3].view(torch.int16), expected.view(torch.int16))
-    return case[3]
+    assert torch.equal(pool.view(torch.int16), expected.view(torch.int16))
+    return pool
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -1,0 +1,212 @@
+"""From measurement rows to a profile: costs from kernel, link and co-run rows; whole steps only judge the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+from scipy.optimize import nnls
+
+from sparda.calibrate.costs import SHALLOWEST, Beside, CtaCurve, Fitted, FittedCosts, KernelCost
+from sparda.calibrate.holdout import error_band, held_out
+from sparda.calibrate.profile import Profile, profile_json
+from sparda.calibrate.store import Row, Store
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.loader import write_text
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import ModelShape, SparseSpec, model_named
+from sparda.sim.costs import Machine
+
+CHUNK_BYTES = 16384
+"""Chunk that decoding copies in; link rows with other chunks inform, but do not enter the fit."""
+
+GRAPH_OPS = ("graph", "serial", "hop")
+
+Key = TypeVar("Key")
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by ``key``, in the order they come."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def _number(row: Row, name: str) -> float:
+    value = row.case.get(name, 0)
+    return float(value) if not isinstance(value, str) else 0.0
+
+
+def _depth(row: Row) -> int:
+    return max(SHALLOWEST, int(_number(row, "stages")))
+
+
+def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dict[str, KernelCost]:
+    """One table per kind, from rows of kind ``kernel``.
+
+    Raises SpardaError where a kind was not measured at every point of its grid.
+    """
+    tables = {}
+    for kind, points in grouped((r for r in rows if r.op not in GRAPH_OPS), lambda r: r.op).items():
+        second = next((k for k in ("context_tokens", "top_k") if k in points[0].case), "")
+        batches = sorted({_number(r, "batch") for r in points})
+        seconds = sorted({_number(r, second) if second else 0.0 for r in points})
+        at = {(_number(r, "batch"), _number(r, second) if second else 0.0): r for r in points}
+        missing = [(b, s) for b in batches for s in seconds if (b, s) not in at]
+        if missing:
+            raise SpardaError(
+                f"kernel rows of {kind} lack (batch, {second or 'nothing else'}) = {missing[0]}; "
+                "run `sparda measure --parts kernels` again, it goes on where it stopped."
+            )
+        tables[kind] = KernelCost(
+            second=second,
+            batches=tuple(batches),
+            seconds=tuple(seconds),
+            ns=tuple(tuple(at[b, s].us * 1e3 for s in seconds) for b in batches),
+            hbm_bytes=tuple(tuple(_mean_bytes(kind, b, second, s, shape, spec) for s in seconds) for b in batches),
+        )
+    return tables
+
+
+def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: ModelShape, spec: SparseSpec) -> float:
+    """Least HBM bytes of one operation of ``kind``, averaged over the plan that was measured."""
+    context = int(value) if second == "context_tokens" else 32768
+    config = Config(policy="sparse" if kind == "headscore" else "sparda", top_k=int(value) if second == "top_k" else 96)
+    ops = make_plan(shape, spec, Workload(int(batch), context, 0.0), config).of_kind(kind)
+    return sum(op.work.hbm_bytes for op in ops) / len(ops)
+
+
+def fit_transfer(rows: Sequence[Row]) -> tuple[tuple[CtaCurve, ...], float]:
+    """GB/s by depth and CTAs, and the time before the first byte, from link rows.
+
+    Time of a copy = start + bytes / rate. ``start`` is common to all: non-negative least squares over the default
+    depth's lists of 0 to 3072 blocks; rates then follow from the longest list at every depth.
+    """
+    copies = [r for r in rows if r.op == "prefetch" and r.case["chunk_bytes"] == CHUNK_BYTES]
+    if not copies:
+        raise SpardaError("no link rows with 16 KiB chunks; run `sparda measure --parts link`.")
+    wide = [r for r in copies if _number(r, "blocks") and 4 <= _number(r, "ctas") <= 16 and _number(r, "stages") == 8]
+    short = [r for r in copies if not _number(r, "blocks")]
+    design = np.array([[1.0, _number(r, "blocks")] for r in wide + short])
+    times = np.array([r.us * 1e3 for r in wide + short])
+    # Relative errors: a short copy's start must not drown in a long copy's noise.
+    (start, _), _ = nnls(design / times[:, None], np.ones(len(times)))
+    curves = []
+    longest = [r for r in copies if r.case["case"] == "all_miss" and _shape(r)]
+    for depth, points in sorted(grouped(longest, _depth).items()):
+        rates = {int(_number(r, "ctas")): _bytes(r) / (r.us * 1e3 - start) for r in points}
+        curves.append(CtaCurve(depth, tuple(sorted(rates)), tuple(rates[c] for c in sorted(rates))))
+    return tuple(curves), float(start)
+
+
+def _shape(row: Row) -> bool:
+    """Whether a row's warps are those that its depth is used with: one, or eight for a copy through registers."""
+    return _number(row, "warps") == (8 if _number(row, "stages") == 1 else 1)
+
+
+def _bytes(row: Row) -> float:
+    return row.values["gb_s"] * row.us * 1e3
+
+
+def fit_beside(rows: Sequence[Row]) -> dict[str, tuple[Beside, ...]]:
+    """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows."""
+    found = {}
+    for kind, of_kind in grouped(rows, lambda r: r.op).items():
+        batches = []
+        for batch, points in sorted(grouped(of_kind, lambda r: int(_number(r, "batch"))).items()):
+            alone = median(r.values["alone_us"] for r in points)
+            slow = _curves(points, lambda r, alone=alone: max(1.0, r.us / alone))  # type: ignore[misc]
+            batches.append(Beside(batch, slow, _curves(points, lambda r: r.values["gb_s"])))
+        found[kind] = tuple(batches)
+    return found
+
+
+def _curves(points: Sequence[Row], value: Callable[[Row], float]) -> tuple[CtaCurve, ...]:
+    curves = []
+    for depth, rows in sorted(grouped(points, _depth).items()):
+        at = {int(_number(r, "ctas")): value(r) for r in rows}
+        curves.append(CtaCurve(depth, tuple(sorted(at)), tuple(at[c] for c in sorted(at))))
+    return tuple(curves)
+
+
+def fit_graph(rows: Sequence[Row]) -> tuple[float, float]:
+    """(join, step) in nanoseconds: a hop between streams beyond a launch in line; a whole graph beyond its kernel."""
+    us = {r.op: r.us for r in rows if r.op in GRAPH_OPS}
+    if len(us) < len(GRAPH_OPS):
+        raise SpardaError("kernel rows lack the graph's own costs; run `sparda measure --parts kernels` again.")
+    return max(0.0, us["hop"] - us["serial"]) * 1e3, max(0.0, us["graph"] - us["serial"]) * 1e3
+
+
+def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> Machine:
+    """The machine's ceilings as measured: best HBM rate of any kernel, best link rates."""
+    links = store.latest("link")
+    sessions = list(store.provenance.values())
+    moved = np.concatenate([np.ravel(k.hbm_bytes) for k in kernels.values()])
+    best_hbm = float((moved / np.concatenate([np.ravel(k.ns) for k in kernels.values()])).max())
+    up = [r.values["gb_s"] for r in links if r.op == "copy_engine" and r.case["direction"] == "d2h"]
+    return Machine(
+        name=name,
+        gpu=str(sessions[0]["gpu"]),
+        sms=int(str(sessions[0]["sms"])),
+        hbm_gb_s=round(best_hbm, 1),
+        link_h2d_gb_s=round(max(r.values["gb_s"] for r in links if r.op == "prefetch" and r.values), 2),
+        link_d2h_gb_s=round(max(up), 2),
+        hbm_capacity_bytes=int(str(sessions[0]["gpu_memory_bytes"])),
+        host_pinned_bytes=max(int(str(s["host_memory_bytes"])) for s in sessions),
+    )
+
+
+def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedCosts:
+    """Costs from the newest row of every kernel, link and co-run case."""
+    kernel_rows = store.latest("kernel")
+    kernels = fit_kernels(kernel_rows, shape, spec)
+    transfer, start = fit_transfer(store.latest("link"))
+    join, step = fit_graph(kernel_rows)
+    fitted = Fitted(kernels, transfer, fit_beside(store.latest("corun")), start, join, step)
+    return FittedCosts(fit_machine(name, store, kernels), fitted)
+
+
+AXES = (
+    "batch",
+    "context_tokens",
+    "miss_rate",
+    "top_k",
+    "lookahead",
+    "prefetch_ctas",
+    "prefetch_warps",
+    "prefetch_stages",
+)
+
+
+def calibrate(folder: Path, name: str) -> Profile:
+    """Fit a profile to the rows in ``folder``, judge it on the whole steps there, and write ``profile.json``.
+
+    Raises SpardaError where rows are missing.
+    """
+    store = Store(folder)
+    models = {str(p.get("model")) for p in store.provenance.values()}
+    if len(models) != 1:
+        raise SpardaError(f"{folder} must hold the rows of one model, found {', '.join(sorted(models)) or 'none'}.")
+    shape, spec = model_named(models.pop()), SparseSpec()
+    costs = fit(name, store, shape, spec)
+    steps = store.latest("step")
+    if not steps:
+        raise SpardaError(f"{folder} has no whole steps to judge the fit by; run `sparda measure --parts steps`.")
+    profile = Profile(
+        name=name,
+        tier="measured",
+        machine=costs.machine,
+        model=shape.name,
+        band=error_band(held_out(steps, costs, shape, spec)),
+        envelope={a: (min(_number(r, a) for r in steps), max(_number(r, a) for r in steps)) for a in AXES},
+        sessions=tuple(sorted({r.session for r in store.rows()})),
+        costs=costs,
+        folder=folder,
+    )
+    write_text(folder / "profile.json", profile_json(profile))
+    return profile

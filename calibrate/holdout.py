@@ -1,0 +1,66 @@
+"""Held-out errors: every measured whole step, simulated, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+
+from sparda.calibrate.profile import ErrorBand
+from sparda.calibrate.store import Row
+from sparda.engine.config import Config, Workload
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.sim.costs import CostModel
+from sparda.sim.player import play
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """One measured step and its prediction, microseconds. ``spread``: relative, run to run."""
+
+    workload: Workload
+    config: Config
+    measured_us: float
+    predicted_us: float
+    spread: float
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of the measured time: above 0 where the model is too slow."""
+        return self.predicted_us / self.measured_us - 1.0
+
+
+def of_case(row: Row) -> tuple[Workload, Config]:
+    """The workload and configuration that a step or validation row was measured with."""
+    w = {f.name: row.case[f.name] for f in fields(Workload)}
+    c = {f.name: row.case[f.name] for f in fields(Config)}
+    return Workload(**w), Config(**c)  # type: ignore[arg-type]
+
+
+def held_out(rows: Iterable[Row], costs: CostModel, shape: ModelShape, spec: SparseSpec) -> list[HeldOut]:
+    """Simulate every row's configuration. None of these rows had a part in ``costs``."""
+    found = []
+    for row in rows:
+        workload, config = of_case(row)
+        predicted = play(make_plan(shape, spec, workload, config), costs).step_us
+        found.append(HeldOut(workload, config, row.us, predicted, row.spread))
+    return found
+
+
+def error_band(steps: Sequence[HeldOut]) -> ErrorBand:
+    """Errors over all steps; quantiles by rank, nothing interpolated away."""
+    errors = sorted(abs(s.error) for s in steps)
+
+    def rank(share: float) -> float:
+        return errors[min(len(errors) - 1, int(share * len(errors)))]
+
+    return ErrorBand(
+        count=len(errors),
+        median=median(errors),
+        p90=rank(0.9),
+        p95=rank(0.95),
+        worst=errors[-1],
+        bias=median(s.error for s in steps),
+        spread=median(s.spread for s in steps),
+    )
