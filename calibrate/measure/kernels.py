@@ -98,27 +98,17 @@ def measure_kernels(bench: Bench) -> None:
 
 
 def _graph_costs(bench: Bench) -> None:
-    """Tiny kernels in a graph: one alone, a hundred in a row, and a hundred that hop between two streams."""
+    """Tiny kernels in a graph, one alone and a hundred in a row: what a graph costs beyond its kernels."""
     x = torch.zeros(32, device=bench.device)
-    y = torch.zeros(32, device=bench.device)
+
+    def single() -> None:
+        x.add_(1.0)
 
     def serial() -> None:
         for _ in range(100):
             x.add_(1.0)
 
-    def hopping() -> None:
-        main, side = torch.cuda.current_stream(), torch.cuda.Stream()
-        for _ in range(50):
-            x.add_(1.0)
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
-                y.add_(1.0)
-            main.wait_stream(side)
-
-    def single() -> None:
-        x.add_(1.0)
-
-    for name, body, per in (("graph", single, 1), ("serial", serial, 100), ("hop", hopping, 100)):
+    for name, body, per in (("graph", single, 1), ("serial", serial, 100)):
         if not bench.measured("kernel", name, {"batch": 1}):
             samples = replay_us(warm_and_captured(body), 20, per=per)
             bench.keep(bench.row("kernel", name, {"batch": 1}, samples, METHOD))

@@ -1,4 +1,4 @@
-"""Rows on disk: whole or dropped, one GPU to a folder, the newest of a case first."""
+"""Rows on disk: whole or dropped, one GPU to a folder, and of a case the newest counts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparda.calibrate.store import KINDS, Row, Store, read_rows
@@ -47,6 +47,7 @@ def file(store: Store) -> Path:
     return store.folder / "rows" / "kernel.jsonl"
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(rows, max_size=4))
 def test_rows_come_back_from_disk_as_they_were(tmp_path_factory: pytest.TempPathFactory, written: list[Row]) -> None:
     store = Store(tmp_path_factory.mktemp("store"))

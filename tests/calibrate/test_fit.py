@@ -1,0 +1,208 @@
+"""From rows to a profile: what the made-up machine is made of is found again, and what lacks is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparda.calibrate.fit import calibrate, fit
+from sparda.calibrate.holdout import HeldOut, error_band, held_out, of_case
+from sparda.calibrate.profile import load_profile
+from sparda.calibrate.store import Row, Store
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.policies import make_plan
+from sparda.sim.player import play
+from tests.calibrate.conftest import (
+    CTAS,
+    GPU,
+    GRAPH_US,
+    MODEL,
+    SHAPES,
+    SPEC,
+    START_US,
+    kernel_rows,
+    rate,
+    row,
+    step_row,
+)
+
+CASES = [
+    (Workload(batch, context, miss), config)
+    for batch, context, miss in ((1, 32768, 0.0), (16, 131072, 0.06), (64, 65536, 0.12))
+    for config in (Config(), Config(prefetch_ctas=8, lookahead=2), Config("sparda-on-demand"), Config("sparse"))
+]
+
+
+@pytest.fixture
+def without(store: Store) -> Callable[[str, Callable[[Row], bool]], None]:
+    """Takes rows out of one of the store's files."""
+
+    def drop(name: str, unwanted: Callable[[Row], bool]) -> None:
+        kept = [r for r in store.rows(name) if not unwanted(r)]
+        (store.folder / "rows" / f"{name}.jsonl").unlink()
+        store.append(name, kept)
+
+    return drop
+
+
+def test_every_kernel_takes_as_long_as_measured_at_every_measured_point(store: Store) -> None:
+    fitted = fit("none", store, MODEL, SPEC).fitted
+    measured = [r for r in kernel_rows() if r.op not in GRAPH_US]
+    assert set(fitted.kernels) == {r.op for r in measured}
+    for r in measured:
+        second = next((v for k, v in r.case.items() if k != "batch"), 0)
+        assert fitted.kernels[r.op].at(float(r.case["batch"]), float(second), 0.0) == pytest.approx(r.us * 1e3)
+
+
+def test_a_copys_start_and_its_rates_are_told_apart(store: Store) -> None:
+    fitted = fit("none", store, MODEL, SPEC).fitted
+    assert fitted.start_ns == pytest.approx(START_US * 1e3, rel=1e-3)
+    assert [curve.ctas for curve in fitted.transfer] == [CTAS] * len(SHAPES)
+    for curve, stages in zip(fitted.transfer, (1, 4, 8, 12), strict=True):
+        assert curve.values == pytest.approx([rate(ctas, stages) for ctas in CTAS], rel=1e-3)
+
+
+def test_slowing_and_sharing_are_those_measured_beside_a_copy(store: Store) -> None:
+    costs = fit("none", store, MODEL, SPEC)
+    for ctas in CTAS:
+        plan = make_plan(MODEL, SPEC, Workload(64, 65536), Config(prefetch_ctas=ctas))
+        (attention, *_), (embed,) = plan.of_kind("attention"), plan.of_kind("embed")
+        assert costs.slowdown(attention, plan, ctas) == pytest.approx(1 + 0.005 * ctas, rel=1e-3)
+        assert costs.transfer_share(attention, plan) == pytest.approx(0.9, rel=1e-2)
+        assert (costs.slowdown(embed, plan, ctas), costs.transfer_share(embed, plan)) == (1.0, 1.0)
+
+
+def test_joins_and_steps_cost_what_a_graph_of_tiny_kernels_tells(store: Store) -> None:
+    fitted = fit("none", store, MODEL, SPEC).fitted
+    assert fitted.join_ns == pytest.approx(1500.0)
+    assert fitted.step_ns == pytest.approx(19000.0)
+
+
+def test_the_machine_is_the_best_that_was_measured_of_it(store: Store) -> None:
+    machine = fit("none", store, MODEL, SPEC).machine
+    assert (machine.name, machine.gpu, machine.sms) == ("none", "NVIDIA None", 132)
+    assert 3000.0 < machine.hbm_gb_s <= 4000.0
+    assert machine.link_h2d_gb_s == pytest.approx(50.0, rel=0.01)
+    assert machine.link_d2h_gb_s == 52.0
+    assert (machine.hbm_capacity_bytes, machine.host_pinned_bytes) == (141 << 30, 200 << 30)
+
+
+def test_a_case_measured_again_counts_as_measured_last(store: Store) -> None:
+    store.append("kernel", [row("kernel", "down", {"batch": 16}, 777.0, session="s2")])
+    assert fit("none", store, MODEL, SPEC).fitted.kernels["down"].at(16, 0, 0) == 777_000.0
+
+
+def test_a_grid_with_a_hole_is_refused_naming_the_hole(
+    store: Store, without: Callable[[str, Callable[[Row], bool]], None]
+) -> None:
+    without("kernel", lambda r: r.op == "attention" and r.case == {"batch": 16, "top_k": 128})
+    with pytest.raises(SpardaError, match=r"kernel rows of attention lack \(batch, top_k\) = \(16\.0, 128\.0\)"):
+        fit("none", store, MODEL, SPEC)
+
+
+@pytest.mark.parametrize(
+    ("name", "unwanted", "message"),
+    [
+        ("kernel", lambda r: r.op == "hop", "lack the graph's own costs"),
+        ("link", lambda r: r.op == "prefetch", "no link rows with 16 KiB chunks"),
+    ],
+)
+def test_rows_that_lack_altogether_are_named_with_the_command_that_measures_them(
+    store: Store,
+    without: Callable[[str, Callable[[Row], bool]], None],
+    name: str,
+    unwanted: Callable[[Row], bool],
+    message: str,
+) -> None:
+    without(name, unwanted)
+    with pytest.raises(SpardaError, match=f"{message}.*sparda measure --parts {name}"):
+        fit("none", store, MODEL, SPEC)
+
+
+def add_steps(store: Store, too_slow: float) -> None:
+    """Whole steps that take by ``too_slow`` less than the fit of the store's other rows predicts."""
+    costs = fit("none", store, MODEL, SPEC)
+    for workload, config in CASES:
+        us = play(make_plan(MODEL, SPEC, workload, config), costs).step_us
+        store.append("step", [step_row(workload, config, us / (1 + too_slow))])
+
+
+def test_a_profile_is_written_and_read_back_the_same(store: Store) -> None:
+    add_steps(store, 0.05)
+    profile = calibrate(store.folder, "none.measured")
+    assert load_profile(str(store.folder)) == profile
+    assert (profile.label, profile.model, profile.sessions) == ("none.measured (measured)", MODEL.name, ("s1",))
+    assert profile.costs == fit("none.measured", store, MODEL, SPEC)
+
+
+def test_a_profile_is_judged_by_whole_steps_and_reaches_as_far_as_they(store: Store) -> None:
+    add_steps(store, 0.05)
+    profile = calibrate(store.folder, "none.measured")
+    band = profile.band
+    assert band.count == len(CASES)
+    assert [band.median, band.p90, band.worst, band.bias] == pytest.approx([0.05] * 4, abs=1e-4)
+    assert band.spread == pytest.approx(0.015, abs=1e-3)
+    assert profile.envelope["batch"] == (1, 64)
+    assert profile.envelope["context_tokens"] == (32768, 131072)
+    assert profile.envelope["miss_rate"] == (0.0, 0.12)
+    assert profile.envelope["top_k"] == (96, 96)
+    assert profile.envelope["lookahead"] == (1, 2)
+    assert profile.envelope["prefetch_ctas"] == (2, 8)
+
+
+def test_whole_steps_change_no_cost(store: Store) -> None:
+    before = fit("none", store, MODEL, SPEC)
+    add_steps(store, 0.5)
+    assert fit("none", store, MODEL, SPEC) == before
+
+
+def test_a_store_without_whole_steps_makes_no_profile(store: Store) -> None:
+    with pytest.raises(SpardaError, match="no whole steps to judge the fit by; run `sparda measure --parts steps`"):
+        calibrate(store.folder, "none.measured")
+    assert not (store.folder / "profile.json").exists()
+
+
+def test_a_folder_must_hold_the_rows_of_one_model(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(SpardaError, match="must hold the rows of one model, found none"):
+        calibrate(tmp_path / "empty", "none")
+    store.add_session("s2", {**GPU, "model": "another"})
+    with pytest.raises(SpardaError, match=f"must hold the rows of one model, found another, {MODEL.name}"):
+        calibrate(store.folder, "none")
+
+
+@pytest.mark.parametrize(("workload", "config"), CASES)
+def test_a_step_row_tells_what_it_was_measured_with(workload: Workload, config: Config) -> None:
+    assert of_case(step_row(workload, config, 100.0)) == (workload, config)
+
+
+def test_a_held_out_step_stands_beside_its_prediction(store: Store) -> None:
+    costs = fit("none", store, MODEL, SPEC)
+    workload, config = CASES[4]
+    predicted = play(make_plan(MODEL, SPEC, workload, config), costs).step_us
+    (found,) = held_out([step_row(workload, config, 2 * predicted)], costs, MODEL, SPEC)
+    assert (found.workload, found.config, found.predicted_us) == (workload, config, predicted)
+    assert found.measured_us == pytest.approx(2 * predicted)
+    assert found.error == pytest.approx(-0.5)
+
+
+def steps_with(errors: list[float]) -> list[HeldOut]:
+    return [HeldOut(Workload(), Config(), 100.0, 100.0 * (1 + e), 0.001 * i) for i, e in enumerate(errors)]
+
+
+def test_a_band_ranks_errors_whatever_their_sign_and_their_order() -> None:
+    errors = [(-1) ** i * i / 100 for i in range(100)]
+    band = error_band(steps_with(errors[::3] + errors[1::3] + errors[2::3]))
+    assert band.count == 100
+    assert band.median == pytest.approx(0.495)
+    assert [band.p90, band.p95, band.worst] == pytest.approx([0.90, 0.95, 0.99])
+    assert band.bias == pytest.approx(-0.005)
+    assert band.spread == pytest.approx(0.0495)
+
+
+def test_a_band_of_one_step_is_that_step() -> None:
+    band = error_band(steps_with([-0.2]))
+    assert [band.median, band.p90, band.p95, band.worst] == pytest.approx([0.2] * 4)
+    assert band.bias == pytest.approx(-0.2)

@@ -1,0 +1,157 @@
+"""Profiles: found by name or folder, refused where damaged, and aware of how far they reach."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparda.calibrate.costs import Fitted, FittedCosts
+from sparda.calibrate.profile import ErrorBand, Profile, load_profile, profile_json, profile_names
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.plan import Plan
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import MODELS, SparseSpec
+from sparda.sim.costs import Machine
+from tests.calibrate.conftest import MODEL
+
+MACHINE = Machine("none", "NVIDIA None", 132, 4000.0, 50.0, 52.0, 1 << 37, 1 << 38)
+ENVELOPE: dict[str, tuple[float, float]] = {
+    "batch": (4.0, 64.0),
+    "context_tokens": (32768.0, 131072.0),
+    "miss_rate": (0.03, 0.12),
+    "top_k": (64.0, 128.0),
+    "lookahead": (1.0, 2.0),
+    "prefetch_ctas": (2.0, 32.0),
+    "prefetch_warps": (1.0, 4.0),
+    "prefetch_stages": (4.0, 11.0),
+}
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Profile:
+    made = Profile(
+        name="none.measured",
+        tier="measured",
+        machine=MACHINE,
+        model=MODEL.name,
+        band=ErrorBand(12, 0.02, 0.05, 0.06, 0.08, -0.01, 0.005),
+        envelope=ENVELOPE,
+        sessions=("s1", "s2"),
+        costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, 2.0, 3.0)),
+        folder=tmp_path,
+    )
+    (tmp_path / "profile.json").write_text(profile_json(made))
+    return made
+
+
+def change(profile: Profile, **parts: Any) -> None:
+    """Write other values for some keys; None takes a key out."""
+    path = profile.folder / "profile.json"
+    data = {**json.loads(path.read_text()), **parts}
+    path.write_text(json.dumps({k: v for k, v in data.items() if v is not None}))
+
+
+def plan_of(workload: Workload | None = None, config: Config | None = None, model: str = MODEL.name) -> Plan:
+    return make_plan(MODELS[model], SparseSpec(), workload or Workload(), config or Config())
+
+
+def test_a_folder_with_a_profile_is_read_as_it_was_written(profile: Profile) -> None:
+    assert load_profile(str(profile.folder)) == profile
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_shipped_profile_is_found_by_its_name(name: str) -> None:
+    shipped = load_profile(name)
+    assert shipped.name == shipped.machine.name == name
+    assert shipped.model in MODELS
+    assert shipped.tier in ("measured", "datasheet")
+
+
+@pytest.mark.parametrize("name", ["rtx-none.measured", "", "no/such/folder"])
+def test_an_unknown_name_is_refused_with_those_known_and_never_another_gpus_numbers(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpardaError, match=rf"no profile '{name}'.*known: .*another GPU's numbers are never used"):
+        load_profile(name)
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1', "[1]"])
+def test_a_file_that_is_no_json_object_is_named(profile: Profile, text: str) -> None:
+    (profile.folder / "profile.json").write_text(text)
+    with pytest.raises(SpardaError, match=r"profile\.json"):
+        load_profile(str(profile.folder))
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_another_schema_is_refused_with_both_versions(profile: Profile, schema: object) -> None:
+    change(profile, schema=schema)
+    with pytest.raises(SpardaError, match=rf"profile\.json: schema {schema!r}, this version reads 1; calibrate again"):
+        load_profile(str(profile.folder))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"machine": None},
+        {"machine": {"name": "none"}},
+        {"band": {}},
+        {"envelope": None},
+        {"envelope": [1, 2]},
+        {"envelope": {"batch": [1]}},
+        {"envelope": {"batch": ["few", "many"]}},
+        {"sessions": 3},
+        {"costs": None},
+        {"costs": {"kernels": {}}},
+        {"costs": []},
+    ],
+)
+def test_a_damaged_part_is_an_error_that_names_the_file_or_the_part(profile: Profile, parts: dict[str, Any]) -> None:
+    change(profile, **parts)
+    with pytest.raises(SpardaError, match=r"profile\.json|costs"):
+        load_profile(str(profile.folder))
+
+
+@pytest.mark.parametrize("batch", [4, 64])
+def test_the_edges_of_the_envelope_lie_inside(profile: Profile, batch: int) -> None:
+    assert profile.outside(plan_of(Workload(batch, 131072, 0.12), Config(prefetch_stages=4))) == []
+
+
+@pytest.mark.parametrize(
+    ("workload", "config", "reason"),
+    [
+        (Workload(batch=1), Config(), "batch 1, measured 4 to 64"),
+        (Workload(context_tokens=16384), Config(), "context_tokens 16384, measured 32768 to 131072"),
+        (Workload(miss_rate=0.0), Config(), "miss_rate 0, measured 0.03 to 0.12"),
+        (Workload(miss_rate=0.5), Config(), "miss_rate 0.5, measured 0.03 to 0.12"),
+        (Workload(), Config(top_k=256), "top_k 256, measured 64 to 128"),
+        (Workload(), Config(lookahead=0), "lookahead 0, measured 1 to 2"),
+        (Workload(), Config(prefetch_ctas=64), "prefetch_ctas 64, measured 2 to 32"),
+        (Workload(), Config(prefetch_warps=8), "prefetch_warps 8, measured 1 to 4"),
+        (Workload(), Config(prefetch_stages=12), "prefetch_stages 12, measured 4 to 11"),
+    ],
+)
+def test_an_axis_that_leaves_the_envelope_is_named(
+    profile: Profile, workload: Workload, config: Config, reason: str
+) -> None:
+    (found,) = profile.outside(plan_of(workload, config))
+    assert found == reason
+
+
+def test_every_axis_that_leaves_is_named_and_so_is_another_model(
+    profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "another", replace(MODEL, name="another"))
+    plan = plan_of(Workload(batch=128, miss_rate=0.9), Config(lookahead=4), model="another")
+    named = [reason.split()[0] for reason in profile.outside(plan)]
+    assert sorted(named) == ["batch", "lookahead", "miss_rate", "model"]
+
+
+def test_an_axis_that_was_not_measured_sets_no_limit(profile: Profile) -> None:
+    change(profile, envelope={"batch": [4, 64]})
+    assert load_profile(str(profile.folder)).outside(plan_of(Workload(16, 8192, 0.9), Config(top_k=40))) == []
