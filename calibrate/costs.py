@@ -80,13 +80,18 @@ class Beside:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What a calibration finds. ``transfer``: GB/s of a prefetch alone, by depth and CTAs."""
+    """What a calibration finds.
+
+    ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``start_ns``: before its first byte. ``lanes``: (batch,
+    nanoseconds) that an attention loses to the selection streams beside it. ``step_ns``: a whole graph beyond its
+    kernels.
+    """
 
     kernels: Mapping[str, KernelCost]
     transfer: tuple[CtaCurve, ...]
     beside: Mapping[str, tuple[Beside, ...]]
     start_ns: float
-    join_ns: float
+    lanes: tuple[tuple[int, float], ...]
     step_ns: float
 
 
@@ -130,8 +135,12 @@ class FittedCosts:
         rate = interpolate([b.batch for b in beside], at, plan.workload.batch)
         return min(1.0, rate / self.transfer_gb_s(plan))
 
-    def join_ns(self, plan: Plan) -> float:
-        return self.fitted.join_ns
+    def join_ns(self, op: Op, plan: Plan) -> float:
+        # Measured as what the selection streams cost the main stream in a layer; there the attention waits for them.
+        if op.kind != "attention":
+            return 0.0
+        lanes = self.fitted.lanes
+        return interpolate([b for b, _ in lanes], [ns for _, ns in lanes], plan.workload.batch)
 
     def step_ns(self, plan: Plan) -> float:
         return self.fitted.step_ns

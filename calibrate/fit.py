@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +23,13 @@ from sparda.sim.costs import Machine
 CHUNK_BYTES = 16384
 """Chunk that decoding copies in; link rows with other chunks inform, but do not enter the fit."""
 
+PLANNED = ("sparda", "sparse")
+"""Policies whose plans hold every kind of operation between them."""
+
 GRAPH_OPS = ("graph", "serial", "hop")
+"""Rows of kind ``kernel`` that are no kind of operation."""
+
+LANES = "lanes"
 
 Key = TypeVar("Key")
 
@@ -52,6 +57,13 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
     Raises SpardaError where a kind was not measured at every point of its grid.
     """
     tables = {}
+    known = {r.op for r in rows} | {"prefetch"}
+    plans = [make_plan(shape, spec, Workload(), Config(policy=p)) for p in PLANNED]
+    absent = [op.kind for plan in plans for op in plan if op.kind not in known]
+    if absent:
+        raise SpardaError(
+            f"no kernel rows of {absent[0]}; run `sparda measure --parts kernels` again, it goes on where it stopped."
+        )
     for kind, points in grouped((r for r in rows if r.op not in GRAPH_OPS), lambda r: r.op).items():
         second = next((k for k in ("context_tokens", "top_k") if k in points[0].case), "")
         batches = sorted({_number(r, "batch") for r in points})
@@ -92,6 +104,8 @@ def fit_transfer(rows: Sequence[Row]) -> tuple[tuple[CtaCurve, ...], float]:
         raise SpardaError("no link rows with 16 KiB chunks; run `sparda measure --parts link`.")
     wide = [r for r in copies if _number(r, "blocks") and 4 <= _number(r, "ctas") <= 16 and _number(r, "stages") == 8]
     short = [r for r in copies if not _number(r, "blocks")]
+    if not wide or not short:
+        raise SpardaError("link rows lack lists of several lengths at 8 stages; run `sparda measure --parts link`.")
     design = np.array([[1.0, _number(r, "blocks")] for r in wide + short])
     times = np.array([r.us * 1e3 for r in wide + short])
     # Relative errors: a short copy's start must not drown in a long copy's noise.
@@ -101,6 +115,8 @@ def fit_transfer(rows: Sequence[Row]) -> tuple[tuple[CtaCurve, ...], float]:
     for depth, points in sorted(grouped(longest, _depth).items()):
         rates = {int(_number(r, "ctas")): _bytes(r) / (r.us * 1e3 - start) for r in points}
         curves.append(CtaCurve(depth, tuple(sorted(rates)), tuple(rates[c] for c in sorted(rates))))
+    if not curves:
+        raise SpardaError("link rows lack copies of every block; run `sparda measure --parts link`.")
     return tuple(curves), float(start)
 
 
@@ -114,16 +130,32 @@ def _bytes(row: Row) -> float:
 
 
 def fit_beside(rows: Sequence[Row]) -> dict[str, tuple[Beside, ...]]:
-    """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows."""
+    """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows.
+
+    Raises SpardaError where nothing was measured beside a copy.
+    """
     found = {}
-    for kind, of_kind in grouped(rows, lambda r: r.op).items():
-        batches = []
-        for batch, points in sorted(grouped(of_kind, lambda r: int(_number(r, "batch"))).items()):
-            alone = median(r.values["alone_us"] for r in points)
-            slow = _curves(points, lambda r, alone=alone: max(1.0, r.us / alone))  # type: ignore[misc]
-            batches.append(Beside(batch, slow, _curves(points, lambda r: r.values["gb_s"])))
-        found[kind] = tuple(batches)
+    for kind, of_kind in grouped((r for r in rows if r.op != LANES), lambda r: r.op).items():
+        by_batch = sorted(grouped(of_kind, lambda r: int(_number(r, "batch"))).items())
+        found[kind] = tuple(
+            Beside(
+                batch,
+                _curves(points, lambda r: max(1.0, r.values["slowdown"])),
+                _curves(points, lambda r: r.values["gb_s"]),
+            )
+            for batch, points in by_batch
+        )
+    if not found:
+        raise SpardaError("no co-run rows: what a copy does to compute is unknown; run `sparda measure --parts corun`.")
     return found
+
+
+def fit_lanes(rows: Sequence[Row]) -> tuple[tuple[int, float], ...]:
+    """(batch, nanoseconds) that an attention loses to the selection streams beside it, from co-run rows ``lanes``."""
+    found = {int(_number(r, "batch")): max(0.0, r.us - r.values["alone_us"]) * 1e3 for r in rows if r.op == LANES}
+    if not found:
+        raise SpardaError("no co-run rows of the selection streams; run `sparda measure --parts corun`.")
+    return tuple(sorted(found.items()))
 
 
 def _curves(points: Sequence[Row], value: Callable[[Row], float]) -> tuple[CtaCurve, ...]:
@@ -134,12 +166,12 @@ def _curves(points: Sequence[Row], value: Callable[[Row], float]) -> tuple[CtaCu
     return tuple(curves)
 
 
-def fit_graph(rows: Sequence[Row]) -> tuple[float, float]:
-    """(join, step) in nanoseconds: a hop between streams beyond a launch in line; a whole graph beyond its kernel."""
+def fit_graph(rows: Sequence[Row]) -> float:
+    """Nanoseconds that a whole graph costs beyond its kernels."""
     us = {r.op: r.us for r in rows if r.op in GRAPH_OPS}
-    if len(us) < len(GRAPH_OPS):
+    if not {"graph", "serial"} <= set(us):
         raise SpardaError("kernel rows lack the graph's own costs; run `sparda measure --parts kernels` again.")
-    return max(0.0, us["hop"] - us["serial"]) * 1e3, max(0.0, us["graph"] - us["serial"]) * 1e3
+    return max(0.0, us["graph"] - us["serial"]) * 1e3
 
 
 def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> Machine:
@@ -149,6 +181,8 @@ def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> M
     moved = np.concatenate([np.ravel(k.hbm_bytes) for k in kernels.values()])
     best_hbm = float((moved / np.concatenate([np.ravel(k.ns) for k in kernels.values()])).max())
     up = [r.values["gb_s"] for r in links if r.op == "copy_engine" and r.case["direction"] == "d2h"]
+    if not up:
+        raise SpardaError("no link rows of the copy engine; run `sparda measure --parts link`.")
     return Machine(
         name=name,
         gpu=str(sessions[0]["gpu"]),
@@ -166,8 +200,8 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     kernel_rows = store.latest("kernel")
     kernels = fit_kernels(kernel_rows, shape, spec)
     transfer, start = fit_transfer(store.latest("link"))
-    join, step = fit_graph(kernel_rows)
-    fitted = Fitted(kernels, transfer, fit_beside(store.latest("corun")), start, join, step)
+    corun = store.latest("corun")
+    fitted = Fitted(kernels, transfer, fit_beside(corun), start, fit_lanes(corun), fit_graph(kernel_rows))
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 

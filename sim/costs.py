@@ -48,8 +48,8 @@ class CostModel(Protocol):
         """Factor in (0, 1] on a prefetch's rate while compute operation ``op`` runs beside it."""
         ...
 
-    def join_ns(self, plan: Plan) -> float:
-        """Extra latency of an operation that waits for another stream (a cross-stream edge of the CUDA graph)."""
+    def join_ns(self, op: Op, plan: Plan) -> float:
+        """Extra latency of operation ``op`` because it waits for another stream (an edge of the CUDA graph)."""
         ...
 
     def step_ns(self, plan: Plan) -> float:

@@ -25,7 +25,8 @@ class _Player:
         self.env = simpy.Environment()
         self.machine = FluidMachine(self.env, plan, costs)
         self.loads = Loads(plan, costs)
-        self.join_ns = _whole_ns(costs.join_ns(plan))
+        self.costs, self.plan = costs, plan
+        self.joins: dict[str, int] = {}
         self.transfer_start_ns = _whole_ns(costs.transfer_start_ns(plan))
         self.finished = [self.env.event() for _ in plan.ops]
         self.starts = [UNPLAYED] * len(plan.ops)
@@ -40,8 +41,8 @@ class _Player:
             if op.after:
                 for earlier in op.after:
                     yield finished[earlier]
-                if self.join_ns:
-                    yield env.timeout(self.join_ns)
+                if join_ns := self.join_ns(op):
+                    yield env.timeout(join_ns)
                 now = int(env.now)
             self.starts[index] = now
             load = load_of(op)
@@ -53,6 +54,12 @@ class _Player:
             else:
                 yield machine.start(load, finished[index])
             self.ends[index] = now = int(env.now)
+
+    def join_ns(self, op: Op) -> int:
+        """What ``op`` pays for waiting; the same for every layer."""
+        if op.kind not in self.joins:
+            self.joins[op.kind] = _whole_ns(self.costs.join_ns(op, self.plan))
+        return self.joins[op.kind]
 
 
 def play(plan: Plan, costs: CostModel) -> Timeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,16 +12,18 @@ from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.kernels.prefetch import prefetch
 
-CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TOP_K = 96
 REPEATS = 5
-LIST_STRIDE = 4096
-"""Entries between the miss lists of launches in a row: they read different rows of the pool."""
+FRESH_BLOCKS = 24576
+"""Blocks that the launches of one graph read between them, 768 MiB: more than a host keeps in its caches."""
+
+MOST_LAUNCHES = 128
 
 ALL_MISS_BLOCKS = 16 * 2 * TOP_K
 """Every block of one layer missing at batch 16: 96 MiB."""
 
-SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 8192), (1, 12, 4096), (4, 8, 8192), (8, 4, 8192), (8, 1, 8192))
+SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 8192), (1, 12, 4096), (4, 8, 8192), (8, 1, 8192))
 """(warps, stages, chunk values): pipelined at several depths and widths, and not pipelined."""
 
 DEFAULT = (1, 8, 8192)
@@ -51,10 +53,18 @@ class Lists:
         base = torch.arange(heads, device=bench.device)[:, None] * self.BLOCKS_PER_HEAD
         self.src = ((base + chosen).flatten()[: self.LENGTH] % self.pool.shape[0]).int()
         self.dst = torch.randperm(self.LENGTH, device=bench.device, generator=generator).int() % rows
+        self._cursor = 0
 
     def count(self, blocks: int) -> Tensor:
         """``blocks`` as the device-side count that a prefetch reads."""
         return torch.tensor([blocks], dtype=torch.int32, device=self.cache.device)
+
+    def fresh(self, blocks: int) -> int:
+        """Where a list of ``blocks`` entries begins that has not been read for as long as can be."""
+        if self._cursor + blocks > self.LENGTH:
+            self._cursor = 0
+        self._cursor += blocks
+        return self._cursor - blocks
 
     def run(self, count: Tensor, ctas: int, warps: int, stages: int, chunk: int, offset: int = 0) -> None:
         """Copy the list from entry ``offset`` on."""
@@ -101,11 +111,14 @@ def measure_link(bench: Bench) -> None:
             continue
         count = lists.count(blocks)
         # Launches in a row read different rows of the pool, as the layers of a step do.
-        inner = 8
+        inner = max(4, min(MOST_LAUNCHES, FRESH_BLOCKS // max(1, blocks)))
+        offsets = [lists.fresh(blocks) for _ in range(inner)]
 
-        def body(n: int = inner, c: Tensor = count, a: int = ctas, k: tuple[int, int, int] = shape) -> None:
-            for i in range(n):
-                lists.run(c, a, *k, offset=i * LIST_STRIDE)
+        def body(
+            at: Sequence[int] = offsets, c: Tensor = count, a: int = ctas, k: tuple[int, int, int] = shape
+        ) -> None:
+            for offset in at:
+                lists.run(c, a, *k, offset=offset)
 
         samples = replay_us(warm_and_captured(body), REPEATS, per=inner)
         median = sorted(samples)[len(samples) // 2]

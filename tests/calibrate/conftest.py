@@ -21,7 +21,8 @@ ONCE_A_STEP = ("embed", "final_norm", "lm_head", "sample", "writeback")
 BY_LAYER = ("norm", "qkv", "append", "oproj", "ffn_norm", "gateup", "silu", "down")
 BESIDE = ("norm", "qkv", "attention", "down", "score")
 START_US, BLOCK_BYTES = 3.0, 32768
-GRAPH_US = {"graph": 20.0, "serial": 1.0, "hop": 2.5}
+GRAPH_US = {"graph": 20.0, "serial": 1.0}
+LANES_US = {1: 1.0, 64: 4.0}
 GPU: dict[str, object] = {
     "gpu": "NVIDIA None",
     "sms": 132,
@@ -84,8 +85,11 @@ def corun_rows() -> Iterator[Row]:
             for warps, stages in SHAPES:
                 for ctas in CTAS:
                     case = {"batch": batch, "ctas": ctas, "warps": warps, "stages": stages, "chunk_bytes": 16384}
-                    values = {"alone_us": 10.0, "gb_s": 0.9 * rate(ctas, stages)}
-                    yield row("corun", kind, dict(case), 10.0 * (1 + 0.005 * ctas), values)
+                    slow = 1 + 0.005 * ctas
+                    values = {"alone_us": 10.0, "gb_s": 0.9 * rate(ctas, stages), "slowdown": slow}
+                    yield row("corun", kind, dict(case), 10.0 * slow, values)
+    for batch, lost in LANES_US.items():
+        yield row("corun", "lanes", {"batch": batch}, 100.0 + lost, {"alone_us": 100.0})
 
 
 def step_row(workload: Workload, config: Config, us: float) -> Row:

@@ -110,7 +110,9 @@ def fitted_costs(slowdown: float = 1.2, gb_s: float = 40.0, transfer: float = 45
     kernels["select"] = KernelCost("context_tokens", (16.0,), (0.0, 1e6), ((0.0, 1e6),), ((1e12, 1e12),))
     beside = Beside(16, (CtaCurve(8, (1, 16), (slowdown, slowdown)),), (CtaCurve(8, (1, 16), (gb_s, gb_s)),))
     curve = CtaCurve(8, (1, 16), (transfer, transfer))
-    return FittedCosts(MACHINE, Fitted(kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, 2.0, 3.0))
+    return FittedCosts(
+        MACHINE, Fitted(kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, ((1, 2.0), (31, 4.0)), 3.0)
+    )
 
 
 def plan_of() -> Plan:
@@ -126,7 +128,12 @@ def test_each_kind_is_looked_up_on_its_own_second_axis() -> None:
     assert costs.alone_ns(op_of("attention"), plan) == 2.0
     assert costs.alone_ns(op_of("select"), plan) == 131072.0
     assert costs.alone_ns(op_of("qkv"), plan) == 5000.0
-    assert (costs.transfer_start_ns(plan), costs.join_ns(plan), costs.step_ns(plan)) == (1.0, 2.0, 3.0)
+    assert (costs.transfer_start_ns(plan), costs.step_ns(plan)) == (1.0, 3.0)
+
+
+def test_only_an_attention_pays_for_waiting() -> None:
+    costs, plan = fitted_costs(), plan_of()
+    assert (costs.join_ns(op_of("attention"), plan), costs.join_ns(op_of("sample"), plan)) == (3.0, 0.0)
 
 
 @settings(deadline=None, max_examples=30)
@@ -162,8 +169,8 @@ def test_costs_come_back_from_json_as_they_were() -> None:
 
 def test_costs_with_an_unknown_or_missing_part_are_refused_by_name() -> None:
     plain = fitted_costs().to_plain()
-    with pytest.raises(SpardaError, match=r"costs: unknown key 'joins_ns'; did you mean 'join_ns'"):
-        FittedCosts.from_plain(MACHINE, {**plain, "joins_ns": 1.0})
+    with pytest.raises(SpardaError, match=r"costs: unknown key 'lane'; did you mean 'lanes'"):
+        FittedCosts.from_plain(MACHINE, {**plain, "lane": 1.0})
     del plain["transfer"]
     with pytest.raises(SpardaError, match="costs: key 'transfer' is missing"):
         FittedCosts.from_plain(MACHINE, plain)

@@ -75,9 +75,10 @@ def test_slowing_and_sharing_are_those_measured_beside_a_copy(store: Store) -> N
         assert (costs.slowdown(embed, plan, ctas), costs.transfer_share(embed, plan)) == (1.0, 1.0)
 
 
-def test_joins_and_steps_cost_what_a_graph_of_tiny_kernels_tells(store: Store) -> None:
+def test_an_attention_pays_for_the_selection_streams_and_a_step_for_its_graph(store: Store) -> None:
     fitted = fit("none", store, MODEL, SPEC).fitted
-    assert fitted.join_ns == pytest.approx(1500.0)
+    assert [batch for batch, _ in fitted.lanes] == [1, 64]
+    assert [ns for _, ns in fitted.lanes] == pytest.approx([1000.0, 4000.0])
     assert fitted.step_ns == pytest.approx(19000.0)
 
 
@@ -106,8 +107,14 @@ def test_a_grid_with_a_hole_is_refused_naming_the_hole(
 @pytest.mark.parametrize(
     ("name", "unwanted", "message"),
     [
-        ("kernel", lambda r: r.op == "hop", "lack the graph's own costs"),
+        ("kernel", lambda r: r.op == "graph", "lack the graph's own costs"),
+        ("kernel", lambda r: r.op == "headscore", "no kernel rows of headscore"),
         ("link", lambda r: r.op == "prefetch", "no link rows with 16 KiB chunks"),
+        ("link", lambda r: r.op == "prefetch" and r.case["case"] == "none", "lists of several lengths"),
+        ("link", lambda r: r.case.get("case") == "all_miss", "lack copies of every block"),
+        ("link", lambda r: r.op == "copy_engine", "no link rows of the copy engine"),
+        ("corun", lambda r: r.op != "lanes", "no co-run rows"),
+        ("corun", lambda r: r.op == "lanes", "no co-run rows of the selection streams"),
     ],
 )
 def test_rows_that_lack_altogether_are_named_with_the_command_that_measures_them(

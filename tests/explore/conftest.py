@@ -48,7 +48,7 @@ class FakeCosts:
     def transfer_share(self, op: Op, plan: Plan) -> float:
         return 1.0
 
-    def join_ns(self, plan: Plan) -> float:
+    def join_ns(self, op: Op, plan: Plan) -> float:
         return 800.0
 
     def step_ns(self, plan: Plan) -> float:

@@ -52,7 +52,7 @@ class FakeCosts:
     def transfer_share(self, op: Op, plan: Plan) -> float:
         return self.share
 
-    def join_ns(self, plan: Plan) -> float:
+    def join_ns(self, op: Op, plan: Plan) -> float:
         return self.join
 
     def step_ns(self, plan: Plan) -> float:

@@ -63,7 +63,7 @@ def critical_ns(plan: Plan, costs: FakeCosts) -> float:
     stream_end: dict[str, float] = {}
     for op, ns in zip(plan, least_ns(plan, costs), strict=True):
         waits = max((ends[i] for i in op.after), default=0.0)
-        start = max(waits, stream_end.get(op.stream, 0.0)) + (costs.join_ns(plan) if op.after else 0.0)
+        start = max(waits, stream_end.get(op.stream, 0.0)) + (costs.join_ns(op, plan) if op.after else 0.0)
         ends.append(start + ns)
         stream_end[op.stream] = ends[-1]
     return max(ends) + costs.step_ns(plan)
