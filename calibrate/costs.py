@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from math import log2
 
 from sparda.engine.loader import read, to_plain
-from sparda.engine.plan import Op, Plan
+from sparda.engine.plan import MAIN, SELECT, Op, Plan
 from sparda.sim.costs import Machine
 
 SHALLOWEST = 2
 """Stages that a copy through registers counts as: like two stages it has one chunk on its way at a time."""
+
+TINY = 12
+"""Tiny kernels in a layer of the co-run row ``launches``: about as many as a layer of a step has."""
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -83,8 +86,8 @@ class Fitted:
     """What a calibration finds.
 
     ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``start_ns``: before its first byte. ``lanes``: (batch,
-    nanoseconds) that an attention loses to the selection streams beside it. ``step_ns``: a whole graph beyond its
-    kernels.
+    nanoseconds) that an attention loses to the selection streams beside it; ``launches``: what any other operation of
+    the main stream loses in a graph that branches so. ``step_ns``: a whole graph beyond its kernels.
     """
 
     kernels: Mapping[str, KernelCost]
@@ -92,6 +95,7 @@ class Fitted:
     beside: Mapping[str, tuple[Beside, ...]]
     start_ns: float
     lanes: tuple[tuple[int, float], ...]
+    launches: tuple[tuple[int, float], ...]
     step_ns: float
 
 
@@ -107,8 +111,11 @@ class FittedCosts:
     fitted: Fitted
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
-        cost = self.fitted.kernels[op.kind]
-        return cost.at(plan.workload.batch, second_axis(cost.second, plan), op.work.hbm_bytes)
+        cost, batch = self.fitted.kernels[op.kind], plan.workload.batch
+        alone = cost.at(batch, second_axis(cost.second, plan), op.work.hbm_bytes)
+        # A graph with side streams launches every kernel of its main stream a little later than a straight one.
+        branches = op.stream == MAIN and op.kind != "attention" and SELECT in plan.streams
+        return alone + (by_batch(self.fitted.launches, batch) if branches else 0.0)
 
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
         beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
@@ -139,8 +146,7 @@ class FittedCosts:
         # Measured as what the selection streams cost the main stream in a layer; there the attention waits for them.
         if op.kind != "attention":
             return 0.0
-        lanes = self.fitted.lanes
-        return interpolate([b for b, _ in lanes], [ns for _, ns in lanes], plan.workload.batch)
+        return by_batch(self.fitted.lanes, plan.workload.batch)
 
     def step_ns(self, plan: Plan) -> float:
         return self.fitted.step_ns
@@ -152,6 +158,11 @@ class FittedCosts:
     def from_plain(cls, machine: Machine, plain: Mapping[str, object]) -> FittedCosts:
         """Raises SpardaError for an unknown key or a wrong type."""
         return cls(machine, read(Fitted, plain, where="costs"))
+
+
+def by_batch(points: Sequence[tuple[int, float]], batch: int) -> float:
+    """Piecewise linear through (batch, value) points."""
+    return interpolate([b for b, _ in points], [value for _, value in points], batch)
 
 
 def second_axis(name: str, plan: Plan) -> float:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import SHALLOWEST, Beside, CtaCurve, Fitted, FittedCosts, KernelCost
+from sparda.calibrate.costs import SHALLOWEST, TINY, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
 from sparda.calibrate.holdout import error_band, held_out
 from sparda.calibrate.profile import Profile, profile_json
 from sparda.calibrate.store import Row, Store
@@ -29,7 +29,12 @@ PLANNED = ("sparda", "sparse")
 GRAPH_OPS = ("graph", "serial", "hop")
 """Rows of kind ``kernel`` that are no kind of operation."""
 
-LANES = "lanes"
+IN_ORDER = "attention in order"
+LANE_ROWS = ("launches", "lanes", IN_ORDER)
+"""Rows of kind ``corun`` that are no operation beside a copy."""
+
+MOST_SLOWED = 50.0
+"""Slow-down beyond which a co-run row cannot tell how much longer it was."""
 
 Key = TypeVar("Key")
 
@@ -129,33 +134,60 @@ def _bytes(row: Row) -> float:
     return row.values["gb_s"] * row.us * 1e3
 
 
-def fit_beside(rows: Sequence[Row]) -> dict[str, tuple[Beside, ...]]:
+def fit_beside(rows: Sequence[Row], start_ns: float) -> dict[str, tuple[Beside, ...]]:
     """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows.
 
-    Raises SpardaError where nothing was measured beside a copy.
+    Attention's slow-down is that of the rows in a step's order. Raises SpardaError where nothing was measured.
     """
+
+    def gb_s(row: Row) -> float:
+        return row.values["copy_bytes"] / (row.values["copy_us"] * 1e3 - start_ns)
+
     found = {}
-    for kind, of_kind in grouped((r for r in rows if r.op != LANES), lambda r: r.op).items():
+    for kind, of_kind in grouped((r for r in rows if r.op not in LANE_ROWS), lambda r: r.op).items():
         by_batch = sorted(grouped(of_kind, lambda r: int(_number(r, "batch"))).items())
         found[kind] = tuple(
-            Beside(
-                batch,
-                _curves(points, lambda r: max(1.0, r.values["slowdown"])),
-                _curves(points, lambda r: r.values["gb_s"]),
-            )
+            Beside(batch, _curves(points, lambda r: max(1.0, r.values["slowdown"])), _curves(points, gb_s))
             for batch, points in by_batch
         )
-    if not found:
+    if "attention" not in found:
         raise SpardaError("no co-run rows: what a copy does to compute is unknown; run `sparda measure --parts corun`.")
+    in_order = grouped((r for r in rows if r.op == IN_ORDER), lambda r: int(_number(r, "batch")))
+    found["attention"] = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
     return found
 
 
-def fit_lanes(rows: Sequence[Row]) -> tuple[tuple[int, float], ...]:
-    """(batch, nanoseconds) that an attention loses to the selection streams beside it, from co-run rows ``lanes``."""
-    found = {int(_number(r, "batch")): max(0.0, r.us - r.values["alone_us"]) * 1e3 for r in rows if r.op == LANES}
-    if not found:
+def _in_order(beside: Beside, rows: Sequence[Row], start_ns: float) -> Beside:
+    """``beside`` with the slow-downs of the rows in a step's order, where there are any.
+
+    A layer longer by E beside a copy of length D: the attention did in D what takes it D - E alone. D follows from
+    the copy's bytes and its rate beside attention.
+    """
+
+    def slowdown(row: Row) -> float:
+        rate = at_depth(beside.gb_s, _depth(row), _number(row, "ctas"))
+        copy_ns = start_ns + row.values["copy_bytes"] / rate
+        lost_ns = (row.us - row.values["alone_us"]) * 1e3
+        return max(1.0, copy_ns / max(copy_ns - lost_ns, copy_ns / MOST_SLOWED))
+
+    return Beside(beside.batch, _curves(rows, slowdown), beside.gb_s) if rows else beside
+
+
+def fit_lanes(rows: Sequence[Row]) -> tuple[tuple[tuple[int, float], ...], tuple[tuple[int, float], ...]]:
+    """What selection's streams cost the main stream, by batch: nanoseconds per attention, and per other operation.
+
+    From the rows ``lanes`` (attention with the streams beside it and without) and ``launches`` (tiny kernels so).
+    """
+    lost = {
+        (r.op, int(_number(r, "batch"))): max(0.0, r.us - r.values["alone_us"]) * 1e3
+        for r in rows
+        if r.op in ("lanes", "launches")
+    }
+    lanes = tuple(sorted((batch, ns) for (op, batch), ns in lost.items() if op == "lanes"))
+    launches = tuple(sorted((batch, ns / TINY) for (op, batch), ns in lost.items() if op == "launches"))
+    if not lanes or not launches:
         raise SpardaError("no co-run rows of the selection streams; run `sparda measure --parts corun`.")
-    return tuple(sorted(found.items()))
+    return lanes, launches
 
 
 def _curves(points: Sequence[Row], value: Callable[[Row], float]) -> tuple[CtaCurve, ...]:
@@ -201,7 +233,8 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     kernels = fit_kernels(kernel_rows, shape, spec)
     transfer, start = fit_transfer(store.latest("link"))
     corun = store.latest("corun")
-    fitted = Fitted(kernels, transfer, fit_beside(corun), start, fit_lanes(corun), fit_graph(kernel_rows))
+    lanes, launches = fit_lanes(corun)
+    fitted = Fitted(kernels, transfer, fit_beside(corun, start), start, lanes, launches, fit_graph(kernel_rows))
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
+from sparda.calibrate.costs import TINY
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.link import DEFAULT, Lists
 from sparda.calibrate.measure.timing import METHOD, replay_us
@@ -31,9 +32,6 @@ SHARE = 0.6
 GB_S_PER_CTA = {(1, 8): 22.0, (1, 4): 12.0, (1, 12): 24.0, (8, 1): 6.0}
 LINK_GB_S = 45.0
 COPY_START_US = 3.0
-
-TINY = 12
-"""Tiny kernels a layer of the row ``launches``: about as many as a layer of a step has."""
 
 
 def lanes_plan(plan: Plan, middle: tuple[str, ...], lanes: bool) -> Plan:

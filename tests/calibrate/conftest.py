@@ -23,6 +23,7 @@ BESIDE = ("norm", "qkv", "attention", "down", "score")
 START_US, BLOCK_BYTES = 3.0, 32768
 GRAPH_US = {"graph": 20.0, "serial": 1.0}
 LANES_US = {1: 1.0, 64: 4.0}
+LAUNCH_US = 6.0
 GPU: dict[str, object] = {
     "gpu": "NVIDIA None",
     "sms": 132,
@@ -86,10 +87,13 @@ def corun_rows() -> Iterator[Row]:
                 for ctas in CTAS:
                     case = {"batch": batch, "ctas": ctas, "warps": warps, "stages": stages, "chunk_bytes": 16384}
                     slow = 1 + 0.005 * ctas
-                    values = {"alone_us": 10.0, "gb_s": 0.9 * rate(ctas, stages), "slowdown": slow}
+                    moved = 45e6
+                    copy_us = START_US + moved / (0.9 * rate(ctas, stages)) / 1e3
+                    values = {"alone_us": 10.0, "copy_us": copy_us, "copy_bytes": moved, "slowdown": slow}
                     yield row("corun", kind, dict(case), 10.0 * slow, values)
     for batch, lost in LANES_US.items():
         yield row("corun", "lanes", {"batch": batch}, 100.0 + lost, {"alone_us": 100.0})
+        yield row("corun", "launches", {"batch": batch}, 100.0 + LAUNCH_US, {"alone_us": 100.0})
 
 
 def step_row(workload: Workload, config: Config, us: float) -> Row:

@@ -111,7 +111,10 @@ def fitted_costs(slowdown: float = 1.2, gb_s: float = 40.0, transfer: float = 45
     beside = Beside(16, (CtaCurve(8, (1, 16), (slowdown, slowdown)),), (CtaCurve(8, (1, 16), (gb_s, gb_s)),))
     curve = CtaCurve(8, (1, 16), (transfer, transfer))
     return FittedCosts(
-        MACHINE, Fitted(kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, ((1, 2.0), (31, 4.0)), 3.0)
+        MACHINE,
+        Fitted(
+            kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, ((1, 2.0), (31, 4.0)), ((1, 0.5),), 3.0
+        ),
     )
 
 
@@ -119,16 +122,21 @@ def plan_of() -> Plan:
     return make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config())
 
 
-def op_of(kind: str) -> Op:
-    return Op(0, kind, 0, "main", (), Work(hbm_bytes=1000))
+def op_of(kind: str, stream: str = "main") -> Op:
+    return Op(0, kind, 0, stream, (), Work(hbm_bytes=1000))
 
 
 def test_each_kind_is_looked_up_on_its_own_second_axis() -> None:
     costs, plan = fitted_costs(), plan_of()
     assert costs.alone_ns(op_of("attention"), plan) == 2.0
-    assert costs.alone_ns(op_of("select"), plan) == 131072.0
-    assert costs.alone_ns(op_of("qkv"), plan) == 5000.0
+    assert costs.alone_ns(op_of("select", "select"), plan) == 131072.0
+    assert costs.alone_ns(op_of("qkv"), plan) == 5000.5
     assert (costs.transfer_start_ns(plan), costs.step_ns(plan)) == (1.0, 3.0)
+
+
+def test_a_graph_without_side_streams_launches_at_once() -> None:
+    straight = make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config("sparse"))
+    assert fitted_costs().alone_ns(op_of("qkv"), straight) == 5000.0
 
 
 def test_only_an_attention_pays_for_waiting() -> None:

@@ -42,7 +42,7 @@ def profile(tmp_path: Path) -> Profile:
         band=ErrorBand(12, 0.02, 0.05, 0.06, 0.08, -0.01, 0.005),
         envelope=ENVELOPE,
         sessions=("s1", "s2"),
-        costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, (), 3.0)),
+        costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, (), (), 3.0)),
         folder=tmp_path,
     )
     (tmp_path / "profile.json").write_text(profile_json(made))
