@@ -22,8 +22,8 @@ class Space:
     """Values to try for each knob. ``resident_blocks`` 0 means "as many as top_k"."""
 
     prefetch_ctas: tuple[int, ...] = CTA_COUNTS
-    prefetch_warps: tuple[int, ...] = (1, 2, 4)
-    prefetch_stages: tuple[int, ...] = (2, 4, 8)
+    prefetch_warps: tuple[int, ...] = (1,)
+    prefetch_stages: tuple[int, ...] = (4, 8, 12)
     lookahead: tuple[int, ...] = (0, 1, 2)
     top_k: tuple[int, ...] = (96,)
     resident_blocks: tuple[int, ...] = (0,)
@@ -107,15 +107,19 @@ class Choice:
 
 
 def noise_of(profile: Profile) -> float:
-    """Relative difference of step times below which two configurations tie: the run-to-run spread."""
-    return max(LEAST_NOISE, profile.band.spread)
+    """Relative difference of step times below which two configurations tie.
+
+    The run-to-run spread of measured steps or, where that is wider, what the model can tell apart at all.
+    """
+    return max(LEAST_NOISE, profile.band.spread, profile.band.resolution)
 
 
 def pick(predictions: Sequence[Prediction], noise: float) -> Choice:
-    """The fewest CTAs among those within ``noise`` of the fastest; then the fastest of these.
+    """The fewest CTAs among those within ``noise`` of the fastest; then the shortest lookahead, then the fastest.
 
     What does not fit in memory is chosen only where nothing fits; the choice then says so (``best.fits``).
-    CTAs that copy are CTAs that do not compute for anyone else, so speed that noise could explain buys none.
+    CTAs that copy are CTAs that do not compute for anyone else, and a longer lookahead keeps more layers on the GPU
+    and chooses on older evidence, so speed that noise could explain buys neither.
     """
     if not predictions:
         raise SpardaError("nothing to choose from: no configuration was predicted; widen the grid.")
@@ -123,5 +127,5 @@ def pick(predictions: Sequence[Prediction], noise: float) -> Choice:
     pool = fitting or list(predictions)
     fastest = max(pool, key=lambda p: p.tokens_per_s)
     ties = [p for p in pool if p.tokens_per_s >= fastest.tokens_per_s * (1 - noise)]
-    ties.sort(key=lambda p: (p.config.prefetch_ctas, -p.tokens_per_s))
+    ties.sort(key=lambda p: (p.config.prefetch_ctas, p.config.lookahead, -p.tokens_per_s))
     return Choice(ties[0], fastest, tuple(ties), noise, len(predictions), len(fitting))

@@ -95,6 +95,14 @@ class Bench:
         self._tiers.clear()
         torch.cuda.empty_cache()
 
+    def keep_only(self, workload: Workload) -> None:
+        """Give back all KV tiers but those of this batch and context; put these back at their context length."""
+        alike = (workload.batch, workload.context_tokens)
+        if any(key[:2] != alike for key in self._tiers):
+            self.release()
+        for tiers in self._tiers.values():
+            tiers.reset_residents()
+
     def decoder(self, workload: Workload, config: Config, *, beside: bool = False) -> Decoder:
         """A decoder on a rotating selection trace with the workload's miss rate, put at its context length.
 

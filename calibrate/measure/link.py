@@ -20,6 +20,7 @@ FRESH_BLOCKS = 24576
 
 MOST_LAUNCHES = 128
 
+MISS15_B16_BLOCKS = round(0.15 * TOP_K * 2 * 16)
 ALL_MISS_BLOCKS = 16 * 2 * TOP_K
 """Every block of one layer missing at batch 16: 96 MiB."""
 
@@ -27,6 +28,10 @@ SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 8192), (1, 12, 4096), (4, 8, 8192)
 """(warps, stages, chunk values): pipelined at several depths and widths, and not pipelined."""
 
 DEFAULT = (1, 8, 8192)
+
+DEEP_SHAPES = ((1, 12, 4096), (1, 16, 4096), (1, 20, 4096), (1, 24, 4096), (2, 20, 4096), (1, 24, 2048))
+DEEP_CTAS = (1, 2, 3)
+"""Deeper pipelines of smaller chunks, for the few CTAs that do not fill the link otherwise."""
 
 
 class Lists:
@@ -85,6 +90,10 @@ def _cases() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:
     for shape in SHAPES:
         for ctas in CTAS:
             yield "all_miss", ALL_MISS_BLOCKS, ctas, shape
+    for shape in DEEP_SHAPES:
+        for ctas in DEEP_CTAS:
+            yield "all_miss", ALL_MISS_BLOCKS, ctas, shape
+            yield "miss15_b16", MISS15_B16_BLOCKS, ctas, shape
     for ctas in CTAS:
         for name, batch, share in (("miss15_b16", 16, 0.15), ("miss15_b4", 4, 0.15), ("miss03_b4", 4, 0.03)):
             yield name, round(share * TOP_K * 2 * batch), ctas, DEFAULT

@@ -14,7 +14,7 @@ from sparda.engine.decoder import Decoder
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_json
 
-ROUNDS = 5
+ROUNDS = 4
 SAMPLES = 4
 WARMUP = 1
 """Replays before the samples of each round: the first after another configuration finds other data in the caches."""
@@ -69,7 +69,7 @@ def _measure_cell(bench: Bench, workload: Workload, configs: list[Config]) -> No
     if all(bench.measured("validation", c.policy, step_case(workload, c)) for c in configs):
         return
     bench.clock.check()
-    bench.release()
+    bench.keep_only(workload)
     decoders = [bench.decoder(workload, config, beside=True) for config in configs]
     for decoder in decoders:
         decoder.capture()
