@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from statistics import median
 
 from sparda.calibrate.profile import ErrorBand
@@ -13,9 +13,6 @@ from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.sim.costs import CostModel
 from sparda.sim.player import play
-
-LEAST_ALIKE = 3
-"""Steps that differ in CTAs alone, from which on their errors say how well the model ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +63,4 @@ def error_band(steps: Sequence[HeldOut]) -> ErrorBand:
         worst=errors[-1],
         bias=median(s.error for s in steps),
         spread=median(s.spread for s in steps),
-        resolution=resolution(steps),
     )
-
-
-def resolution(steps: Sequence[HeldOut]) -> float:
-    """Mean distance of a step's error from the median error of the steps that differ from it in CTAs alone."""
-    alike: dict[tuple[Workload, Config], list[float]] = {}
-    for step in steps:
-        alike.setdefault((step.workload, replace(step.config, prefetch_ctas=1)), []).append(step.error)
-    cells = [errors for errors in alike.values() if len(errors) >= LEAST_ALIKE]
-    away = [abs(e - median(errors)) for errors in cells for e in errors]
-    return sum(away) / len(away) if away else 0.0

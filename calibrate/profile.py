@@ -32,9 +32,6 @@ class ErrorBand:
     """Median signed error: above 0 where the model is too slow."""
     spread: float
     """Median run-to-run spread of the measured steps themselves."""
-    resolution: float = 0.0
-    """What the model can tell apart: among steps that differ in prefetch CTAs alone, the mean distance of a step's
-    error from the median error of its like. Two predictions closer than this are a tie."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def table_notes(table: CtaTable) -> list[str]:
     notes = [
         f"Profile {table.label}, {table.gpu}, model {table.model}, policy {table.policy}. low and high: predicted "
         f"tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors.",
-        f"CTAs: the fewest within {percent(table.noise)} (closer than the model can tell apart) of the fastest. gain: predicted "
+        f"CTAs: the fewest within {percent(table.noise)} (run-to-run spread) of the fastest. gain: predicted "
         "tokens/s over the public launcher's CTA count for an H100 (16 up to batch 16, else 32), all else equal.",
         f"confirmed: {yes} measured as chosen, {no} contradicted by a measurement, {dash} not measured (-).",
     ]

@@ -147,7 +147,7 @@ def _legend(r: Report) -> str:
     text = (
         f"In each cell: the CTAs to use, predicted tokens/s (± {percent(t.band)}, the p90 of held-out errors), and the "
         "predicted gain over the public launcher's count for an H100 (16 up to batch 16, else 32), all else equal; the "
-        f"deeper the colour, the larger. Chosen are the fewest CTAs within {percent(t.noise)} (closer than the model can tell apart) of "
+        f"deeper the colour, the larger. Chosen are the fewest CTAs within {percent(t.noise)} (run-to-run spread) of "
         "the fastest. ✓ confirmed by a measurement, ✗ contradicted, no mark: not measured."
     )
     if any(not row.fits for row in t.rows):

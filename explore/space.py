@@ -107,11 +107,8 @@ class Choice:
 
 
 def noise_of(profile: Profile) -> float:
-    """Relative difference of step times below which two configurations tie.
-
-    The run-to-run spread of measured steps or, where that is wider, what the model can tell apart at all.
-    """
-    return max(LEAST_NOISE, profile.band.spread, profile.band.resolution)
+    """Relative difference of step times below which two configurations tie: the run-to-run spread."""
+    return max(LEAST_NOISE, profile.band.spread)
 
 
 def pick(predictions: Sequence[Prediction], noise: float) -> Choice:
