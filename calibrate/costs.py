@@ -17,6 +17,9 @@ SHALLOWEST = 2
 TINY = 12
 """Tiny kernels in a layer of the co-run row ``launches``: about as many as a layer of a step has."""
 
+IN_ORDER = "attention in order"
+"""Co-run rows of a layer in a step's order; attention's slow-down is theirs where there are any."""
+
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Piecewise linear through (xs, ys), xs ascending; the end values outside."""

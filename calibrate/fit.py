@@ -9,13 +9,25 @@ from typing import TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import SHALLOWEST, TINY, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
+from sparda.calibrate.costs import (
+    IN_ORDER,
+    SHALLOWEST,
+    TINY,
+    Beside,
+    CtaCurve,
+    Fitted,
+    FittedCosts,
+    KernelCost,
+    at_depth,
+)
 from sparda.calibrate.holdout import error_band, held_out
+from sparda.calibrate.leave_one_out import leave_one_out
 from sparda.calibrate.profile import Profile, profile_json
 from sparda.calibrate.store import Row, Store
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import write_text
+from sparda.engine.plan import Plan
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
 from sparda.sim.costs import Machine
@@ -26,10 +38,15 @@ CHUNK_BYTES = 16384
 PLANNED = ("sparda", "sparse")
 """Policies whose plans hold every kind of operation between them."""
 
+LONG_NS = 10_000
+"""Length from which on an operation's bytes, and not its launch, say what HBM gave it."""
+
+HOST_BOUND = 1.5
+"""Times a tiny graph's time, below which a graph of one operation says more of the host than of the operation."""
+
 GRAPH_OPS = ("graph", "serial", "hop")
 """Rows of kind ``kernel`` that are no kind of operation."""
 
-IN_ORDER = "attention in order"
 LANE_ROWS = ("launches", "lanes", IN_ORDER)
 """Rows of kind ``corun`` that are no operation beside a copy."""
 
@@ -62,6 +79,7 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
     Raises SpardaError where a kind was not measured at every point of its grid.
     """
     tables = {}
+    graph = fit_graph(rows)
     known = {r.op for r in rows} | {"prefetch"}
     plans = [make_plan(shape, spec, Workload(), Config(policy=p)) for p in PLANNED]
     absent = [op.kind for plan in plans for op in plan if op.kind not in known]
@@ -84,10 +102,23 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
             second=second,
             batches=tuple(batches),
             seconds=tuple(seconds),
-            ns=tuple(tuple(at[b, s].us * 1e3 for s in seconds) for b in batches),
+            ns=tuple(tuple(_own_ns(at[b, s], graph, plans) for s in seconds) for b in batches),
             hbm_bytes=tuple(tuple(_mean_bytes(kind, b, second, s, shape, spec) for s in seconds) for b in batches),
         )
     return tables
+
+
+def _own_ns(row: Row, graph: tuple[float, float], plans: Sequence[Plan]) -> float:
+    """Nanoseconds of one operation of a kernel row.
+
+    Of embedding, final norm and the like a step has one, so they were timed one to a graph. Where that took hardly
+    longer than a graph of a tiny kernel, it was the host's launches that were timed, and what a graph costs beyond
+    its kernels is taken off: the step's own graph pays that once. ``graph``: that cost and a tiny graph's time, ns.
+    """
+    beyond, tiny = graph
+    alone = max(len(plan.of_kind(row.op)) for plan in plans) == 1
+    ns = row.us * 1e3
+    return max(ns, tiny) - beyond if alone and ns < HOST_BOUND * tiny else ns
 
 
 def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: ModelShape, spec: SparseSpec) -> float:
@@ -116,13 +147,18 @@ def fit_transfer(rows: Sequence[Row]) -> tuple[tuple[CtaCurve, ...], float]:
     # Relative errors: a short copy's start must not drown in a long copy's noise.
     (start, _), _ = nnls(design / times[:, None], np.ones(len(times)))
     curves = []
-    longest = [r for r in copies if r.case["case"] == "all_miss" and _shape(r)]
-    for depth, points in sorted(grouped(longest, _depth).items()):
+    for depth, points in sorted(grouped(longest_copies(copies), _depth).items()):
         rates = {int(_number(r, "ctas")): _bytes(r) / (r.us * 1e3 - start) for r in points}
         curves.append(CtaCurve(depth, tuple(sorted(rates)), tuple(rates[c] for c in sorted(rates))))
     if not curves:
         raise SpardaError("link rows lack copies of every block; run `sparda measure --parts link`.")
     return tuple(curves), float(start)
+
+
+def longest_copies(rows: Sequence[Row]) -> list[Row]:
+    """Of link rows those that the rates come from: every block copied, in the shape its depth is used with."""
+    copies = (r for r in rows if r.op == "prefetch" and r.case["chunk_bytes"] == CHUNK_BYTES)
+    return [r for r in copies if r.case["case"] == "all_miss" and _shape(r)]
 
 
 def _shape(row: Row) -> bool:
@@ -198,20 +234,24 @@ def _curves(points: Sequence[Row], value: Callable[[Row], float]) -> tuple[CtaCu
     return tuple(curves)
 
 
-def fit_graph(rows: Sequence[Row]) -> float:
-    """Nanoseconds that a whole graph costs beyond its kernels."""
+def fit_graph(rows: Sequence[Row]) -> tuple[float, float]:
+    """Nanoseconds that a whole graph costs beyond its kernels, and that a graph of one tiny kernel takes in all."""
     us = {r.op: r.us for r in rows if r.op in GRAPH_OPS}
     if not {"graph", "serial"} <= set(us):
         raise SpardaError("kernel rows lack the graph's own costs; run `sparda measure --parts kernels` again.")
-    return max(0.0, us["graph"] - us["serial"]) * 1e3
+    return max(0.0, us["graph"] - us["serial"]) * 1e3, us["graph"] * 1e3
 
 
 def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> Machine:
     """The machine's ceilings as measured: best HBM rate of any kernel, best link rates."""
     links = store.latest("link")
     sessions = list(store.provenance.values())
-    moved = np.concatenate([np.ravel(k.hbm_bytes) for k in kernels.values()])
-    best_hbm = float((moved / np.concatenate([np.ravel(k.ns) for k in kernels.values()])).max())
+    rates = [
+        moved / ns
+        for cost in kernels.values()
+        for moved, ns in zip(np.ravel(cost.hbm_bytes), np.ravel(cost.ns), strict=True)
+        if ns > LONG_NS
+    ]
     up = [r.values["gb_s"] for r in links if r.op == "copy_engine" and r.case["direction"] == "d2h"]
     if not up:
         raise SpardaError("no link rows of the copy engine; run `sparda measure --parts link`.")
@@ -219,7 +259,7 @@ def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> M
         name=name,
         gpu=str(sessions[0]["gpu"]),
         sms=int(str(sessions[0]["sms"])),
-        hbm_gb_s=round(best_hbm, 1),
+        hbm_gb_s=round(float(max(rates)), 1),
         link_h2d_gb_s=round(max(r.values["gb_s"] for r in links if r.op == "prefetch" and r.values), 2),
         link_d2h_gb_s=round(max(up), 2),
         hbm_capacity_bytes=int(str(sessions[0]["gpu_memory_bytes"])),
@@ -234,7 +274,7 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     transfer, start = fit_transfer(store.latest("link"))
     corun = store.latest("corun")
     lanes, launches = fit_lanes(corun)
-    fitted = Fitted(kernels, transfer, fit_beside(corun, start), start, lanes, launches, fit_graph(kernel_rows))
+    fitted = Fitted(kernels, transfer, fit_beside(corun, start), start, lanes, launches, fit_graph(kernel_rows)[0])
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 
@@ -270,6 +310,9 @@ def calibrate(folder: Path, name: str) -> Profile:
         machine=costs.machine,
         model=shape.name,
         band=error_band(held_out(steps, costs, shape, spec)),
+        errors=leave_one_out(
+            costs.fitted, store.latest("kernel"), store.latest("corun"), longest_copies(store.latest("link"))
+        ),
         envelope={a: (min(_number(r, a) for r in steps), max(_number(r, a) for r in steps)) for a in AXES},
         sessions=tuple(sorted({r.session for r in store.rows()})),
         costs=costs,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.store import Store
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_json
@@ -44,6 +45,8 @@ class Profile:
     model: str
     """The model whose kernels were measured."""
     band: ErrorBand
+    errors: Errors
+    """Of the tables in ``costs``, kind by kind."""
     envelope: Mapping[str, tuple[float, float]]
     """Measured range of each axis: batch, context_tokens, top_k, miss_rate, prefetch_ctas..."""
     sessions: tuple[str, ...]
@@ -105,6 +108,7 @@ def load_profile(name: str) -> Profile:
     try:
         machine = read(Machine, cast(Mapping[str, object], data["machine"]), where=f"{path}: machine")
         band = read(ErrorBand, cast(Mapping[str, object], data["band"]), where=f"{path}: band")
+        errors = read(Errors, cast(Mapping[str, object], data["errors"]), where=f"{path}: errors")
         envelope = {k: (float(v[0]), float(v[1])) for k, v in cast(dict[str, list[float]], data["envelope"]).items()}
         return Profile(
             name=str(data["name"]),
@@ -112,6 +116,7 @@ def load_profile(name: str) -> Profile:
             machine=machine,
             model=str(data["model"]),
             band=band,
+            errors=errors,
             envelope=envelope,
             sessions=tuple(cast(list[str], data["sessions"])),
             costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"])),
@@ -132,6 +137,7 @@ def profile_json(profile: Profile) -> str:
         "machine": to_plain(profile.machine),
         "model": profile.model,
         "band": to_plain(profile.band),
+        "errors": to_plain(profile.errors),
         "envelope": {k: list(v) for k, v in profile.envelope.items()},
         "sessions": list(profile.sessions),
         "costs": profile.costs.to_plain(),

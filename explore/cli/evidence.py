@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
     parser.add_argument("--profile", default="h200-sxm.measured", metavar="NAME", help="profile by name or folder")
     parser.add_argument("--seconds", type=positive, default=1.0, help="time spent on the simulator's own speed")
+    parser.add_argument("--markdown", action="store_true", help="the table as it stands in the README")
     add_json(parser)
 
 
@@ -29,6 +30,10 @@ def run(args: argparse.Namespace) -> Output:
         "tier": profile.tier,
         "figures": {name: f.to_dict() for name, f in figures.items()},
     }
+    if args.markdown:
+        from sparda.explore.readme import evidence_block
+
+        return Output(data, evidence_block(figures))
     return Output(data, f"{_text(figures)}\nProfile {profile.label}; conditions and provenance: --json.")
 
 

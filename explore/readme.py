@@ -1,0 +1,41 @@
+"""The parts of the README that are computed: the evidence table and an excerpt of the CTA table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparda.explore.evidence import Figure
+from sparda.explore.exports import table_text
+from sparda.explore.table import CtaTable
+
+LIVE = "measured where you run it"
+"""Stands for the value of a figure that belongs to the reader's machine, not to the profile's."""
+
+WORDS = {True: "met", False: "**not met**", None: ""}
+
+
+def evidence_block(figures: Mapping[str, Figure]) -> str:
+    """The figures as a Markdown table: id, value, target, met or not, conditions."""
+    lines = ["| figure | value | target | | conditions |", "|---|---|---|---|---|"]
+    for name, f in figures.items():
+        value = LIVE if not f.rows else _value(f.value, f.unit)
+        sign = "" if f.target is None else "≥ " if f.higher_is_better else "≤ "
+        target = "" if f.target is None else sign + _value(f.target, f.unit)
+        lines.append(f"| `{name}` | {value} | {target} | {WORDS[f.met]} | {f.conditions if f.rows else ''} |")
+    return "\n".join(lines)
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not measured"
+    if unit == "ms":
+        return f"{value:.2f} ms"
+    return f"{value:.0f}" if unit == "steps" else f"{value:.1%}"
+
+
+def table_block(table: CtaTable, context_tokens: int, batches: Sequence[int]) -> str:
+    """The text table's head and its rows of one context and some batches, as ``sparda table`` prints them."""
+    printed = table_text(table).splitlines()
+    rows = dict(zip(((r.context_tokens, r.batch, r.miss_rate) for r in table.rows), printed[2:], strict=False))
+    kept = [line for (context, batch, _), line in rows.items() if context == context_tokens and batch in batches]
+    return "\n".join([*printed[:2], *kept])
