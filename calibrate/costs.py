@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 
 from sparda.engine.loader import read, to_plain
@@ -58,6 +59,11 @@ class KernelCost:
         return interpolate(self.batches, across, batch)
 
 
+@lru_cache
+def _logarithms(ctas: tuple[int, ...]) -> tuple[float, ...]:
+    return tuple(log2(c) for c in ctas)
+
+
 @dataclass(frozen=True, slots=True)
 class CtaCurve:
     """Something measured over CTAs at one pipeline depth; between points linear in the logarithm of the CTAs."""
@@ -67,7 +73,8 @@ class CtaCurve:
     values: tuple[float, ...]
 
     def at(self, ctas: float) -> float:
-        return interpolate([log2(c) for c in self.ctas], self.values, log2(max(1.0, ctas)))
+        """The value at ``ctas``; the end values outside."""
+        return interpolate(_logarithms(self.ctas), self.values, log2(max(1.0, ctas)))
 
 
 def at_depth(curves: Sequence[CtaCurve], stages: float, ctas: float) -> float:

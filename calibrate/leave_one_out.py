@@ -21,7 +21,7 @@ FEWEST = 3
 class LeftOut:
     """Errors of points left out along one axis, as shares of the measured value: |predicted / measured - 1|.
 
-    None without points. The gap that a left-out point leaves is wider than any that a prediction has to cross.
+    None without points. The gap that a left-out point leaves is wider than predictions find there.
     """
 
     count: int
@@ -55,7 +55,10 @@ class KernelErrors:
 
 @dataclass(frozen=True, slots=True)
 class CorunErrors:
-    """One kind beside a prefetch: its slow-down and the copy's GB/s, left out by CTAs and by batch."""
+    """One kind beside a prefetch: its slow-down and the copy's GB/s, left out by CTAs and by batch.
+
+    A slow-down is worst where many deep CTAs bring compute to a stop, from one count to the next.
+    """
 
     slowdown_ctas: LeftOut
     slowdown_batch: LeftOut
@@ -94,13 +97,8 @@ def leave_one_out(fitted: Fitted, kernels: Sequence[Row], corun: Sequence[Row], 
             kind: kernel_errors(cost, _kernel_spread(cost, [r for r in kernels if r.op == kind]))
             for kind, cost in fitted.kernels.items()
         },
-        corun={
-            kind: corun_errors(beside, _slowdown_spread(kind, fitted, corun)) for kind, beside in fitted.beside.items()
-        },
-        copies=tuple(
-            copy_errors(curve, _middle([r.spread for r in copies if _depth(r) == curve.stages]))
-            for curve in fitted.transfer
-        ),
+        corun={kind: corun_errors(b, _slowdown_spread(kind, fitted, corun)) for kind, b in fitted.beside.items()},
+        copies=tuple(copy_errors(curve, _copy_spread(curve, copies)) for curve in fitted.transfer),
     )
 
 
@@ -124,7 +122,7 @@ def kernel_errors(cost: KernelCost, spread: float | None) -> KernelErrors:
 
 def _kernel_trials(cost: KernelCost, rest: KernelCost, points: Sequence[tuple[int, int]]) -> Trials:
     launch, ns_per_byte = fit_law(np.ravel(rest.hbm_bytes), np.ravel(rest.ns))
-    found = []
+    found: Trials = []
     for i, j in points:
         ns, moved = cost.ns[i][j], cost.hbm_bytes[i][j]
         table = rest.at(cost.batches[i], cost.seconds[j], moved)
@@ -162,11 +160,10 @@ def _by_ctas(curve: CtaCurve) -> Iterator[float]:
 def _by_batch(batches: Sequence[int], curves: Sequence[tuple[CtaCurve, ...]]) -> Iterator[float]:
     """A whole batch left out, every depth and CTA count of it predicted from the batches around."""
     for i in _inner(batches):
-        around = _drop(tuple(curves), i)
+        around, left = _drop(tuple(curves), i), _drop(tuple(batches), i)
         for curve in curves[i]:
             for ctas, value in zip(curve.ctas, curve.values, strict=True):
-                near = [at_depth(c, curve.stages, ctas) for c in around]
-                yield interpolate(_drop(tuple(batches), i), near, batches[i]) / value - 1.0
+                yield interpolate(left, [at_depth(c, curve.stages, ctas) for c in around], batches[i]) / value - 1.0
 
 
 def copy_errors(curve: CtaCurve, spread: float | None) -> CopyErrors:
@@ -211,27 +208,23 @@ def _without(curve: CtaCurve, i: int) -> CtaCurve:
 def _left_out(errors: Sequence[float], spread: float | None) -> LeftOut:
     if not errors:
         return LeftOut(0, None, None, None)
-    sizes = [abs(e) for e in errors]
+    sizes = [abs(float(e)) for e in errors]
     return LeftOut(len(sizes), median(sizes), max(sizes), spread)
 
 
 def _duel(trials: Trials, spread: float | None) -> Duel:
     if not trials:
         return Duel(None, None, "none")
-    table, law = (median(abs(e) for e in errors) for errors in zip(*trials, strict=True))
+    table, law = (median(abs(float(e)) for e in errors) for errors in zip(*trials, strict=True))
     if abs(table - law) <= (spread or 0.0):
         return Duel(table, law, "tie")
     return Duel(table, law, "table" if table < law else "law")
 
 
-def _middle(spreads: Sequence[float]) -> float | None:
-    return median(spreads) if spreads else None
-
-
 def _kernel_spread(cost: KernelCost, rows: Sequence[Row]) -> float | None:
     """Spread as a share of the table's time, which is less than the row's where a graph's own cost was taken off."""
     at = [cost.at(float(r.case["batch"]), float(r.case.get(cost.second, 0)), 0.0) for r in rows]
-    return _middle([r.spread * r.us * 1e3 / ns for r, ns in zip(rows, at, strict=True)])
+    return median(r.spread * r.us * 1e3 / ns for r, ns in zip(rows, at, strict=True)) if rows else None
 
 
 def _slowdown_spread(kind: str, fitted: Fitted, rows: Sequence[Row]) -> float | None:
@@ -245,7 +238,11 @@ def _slowdown_spread(kind: str, fitted: Fitted, rows: Sequence[Row]) -> float | 
         copy_ns = fitted.start_ns + r.values["copy_bytes"] / at_depth(beside.gb_s, _depth(r), ctas)
         # Slow-down is D / (D - E), D the copy's time, E what the layer is longer by: E carries all of the row's spread.
         found.append(at_depth(beside.slowdown, _depth(r), ctas) * r.spread * r.us * 1e3 / copy_ns)
-    return _middle(found)
+    return median(found) if found else None
+
+
+def _copy_spread(curve: CtaCurve, rows: Sequence[Row]) -> float | None:
+    return median(found) if (found := [r.spread for r in rows if _depth(r) == curve.stages]) else None
 
 
 def _depth(row: Row) -> int:

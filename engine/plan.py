@@ -8,7 +8,7 @@ graph; the simulator binds each kind to a cost. Operations of one stream run in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -56,18 +56,18 @@ class Plan:
     workload: Workload
     config: Config
     ops: tuple[Op, ...]
+    streams: tuple[str, ...] = field(init=False)
+    """Streams in use, in the order of STREAMS."""
+
+    def __post_init__(self) -> None:
+        used = {op.stream for op in self.ops}
+        object.__setattr__(self, "streams", tuple(s for s in STREAMS if s in used))
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)
 
     def of_kind(self, kind: str) -> list[Op]:
         return [op for op in self.ops if op.kind == kind]
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams in use, in the order of STREAMS."""
-        used = {op.stream for op in self.ops}
-        return tuple(s for s in STREAMS if s in used)
 
 
 class PlanBuilder:

@@ -12,6 +12,7 @@ from sparda.engine.loader import to_plain
 from sparda.explore.predict import config_dict
 from sparda.explore.report_answer import tier
 from sparda.explore.report_data import Report
+from sparda.explore.report_errors import left_out
 from sparda.explore.report_page import Html, count, lines, paragraph, table, tag
 from sparda.explore.scenario import Scenario
 from sparda.explore.text import GIB
@@ -27,7 +28,7 @@ WHAT = {
 
 
 def sources(r: Report) -> Html:
-    """Provenance, envelope, aliasing, methods and commands."""
+    """Provenance, methods, aliasing, the tables' own errors, envelope and commands."""
     m = r.profile.machine
     return lines(
         [
@@ -42,6 +43,8 @@ def sources(r: Report) -> Html:
             tag("h3", "How it was measured"),
             _methods(r),
             paragraph(_aliased(r)),
+            tag("h3", "Left out and predicted"),
+            left_out(r.profile),
             tag("h3", "Measured range"),
             _envelope(r.profile),
             tag("h3", "Do it again"),

@@ -145,12 +145,13 @@ import importlib, sys, traceback
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "triton"):
+        if name.split(".")[0] in blocked:
             raise ModuleNotFoundError(f"{name} is not to be loaded here", name=name)
 
+blocked = sys.argv[1].split(",")
 sys.meta_path.insert(0, Blocked())
 failed = 0
-for module in sys.argv[1:]:
+for module in sys.argv[2:]:
     try:
         importlib.import_module(module)
     except Exception as error:
@@ -165,11 +166,24 @@ sys.exit(bool(failed))
 
 def test_planning_simulating_and_exploring_load_without_torch() -> None:
     modules = [m for m in sources() if within(m, *WITHOUT_TORCH) and not within(m, MEASURES) and "__main__" not in m]
-    done = subprocess.run([sys.executable, "-c", LOADER, *modules], capture_output=True, text=True, check=False)
+    complain(cannot_load(modules, "torch,triton"), "These modules must load on a machine without torch and triton.")
+
+
+def test_measuring_loads_without_the_simulator_the_search_and_the_plots() -> None:
+    pytest.importorskip("triton", reason="measuring needs torch and triton: pip install 'sparda[engine]'")
+    modules = [m for m in sources() if within(m, MEASURES, "sparda.explore.cli")]
+    modules = [m for m in modules if "__main__" not in m]
     complain(
-        (done.stdout + done.stderr).splitlines() if done.returncode else [],
-        "These modules must load on a machine without torch and triton.",
+        cannot_load(modules, "simpy,optuna,plotly"),
+        "A machine that measures needs torch and triton alone; let these modules load without the rest.",
     )
+
+
+def cannot_load(modules: list[str], blocked: str) -> list[str]:
+    """One line for each of ``modules`` that does not load in a process where ``blocked`` packages are absent."""
+    command = [sys.executable, "-c", LOADER, blocked, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines() if done.returncode else []
 
 
 def test_every_folder_of_modules_is_installed() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparda.calibrate.costs import Fitted, FittedCosts
+from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
 from sparda.calibrate.profile import ErrorBand, Profile, load_profile, profile_json, profile_names
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
@@ -31,6 +32,13 @@ ENVELOPE: dict[str, tuple[float, float]] = {
     "prefetch_stages": (4.0, 11.0),
 }
 
+NONE = LeftOut(0, None, None, None)
+ERRORS = Errors(
+    {"down": KernelErrors(LeftOut(6, 0.01, 0.03, 0.002), NONE, Duel(0.01, 0.05, "table"))},
+    {"down": CorunErrors(LeftOut(4, 0.02, 0.2, 0.01), NONE, LeftOut(4, 0.01, 0.1, None), NONE)},
+    (CopyErrors(8, NONE, Duel(None, None, "none")),),
+)
+
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Profile:
@@ -40,6 +48,7 @@ def profile(tmp_path: Path) -> Profile:
         machine=MACHINE,
         model=MODEL.name,
         band=ErrorBand(12, 0.02, 0.05, 0.06, 0.08, -0.01, 0.005),
+        errors=ERRORS,
         envelope=ENVELOPE,
         sessions=("s1", "s2"),
         costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, (), (), 3.0)),
@@ -101,6 +110,9 @@ def test_another_schema_is_refused_with_both_versions(profile: Profile, schema: 
         {"machine": None},
         {"machine": {"name": "none"}},
         {"band": {}},
+        {"errors": None},
+        {"errors": {"kernels": {}, "corun": {}}},
+        {"errors": {"kernels": {"down": {}}, "corun": {}, "copies": []}},
         {"envelope": None},
         {"envelope": [1, 2]},
         {"envelope": {"batch": [1]}},

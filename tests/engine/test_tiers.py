@@ -12,10 +12,6 @@ pytest.importorskip("triton", reason="the engine's kernels need triton")
 import torch
 from torch import Tensor
 
-if not torch.cuda.is_available():
-    # Triton reads this when a kernel is defined, so it comes before the first import of one.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from sparda.calibrate import profile as profile_module
+from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
 from sparda.calibrate.profile import ErrorBand, Profile
 from sparda.calibrate.store import Row, Store
 from sparda.engine.config import Config, Workload
@@ -25,6 +26,12 @@ from sparda.sim.player import play
 GIB = 1 << 30
 MACHINE = Machine("fake", "NVIDIA Fake $1", 132, 4000.0, 50.0, 50.0, 141 * GIB, 160 * GIB)
 MODEL = "minicpm4.1-8b"
+NONE = LeftOut(0, None, None, None)
+ERRORS = Errors(
+    {"down": KernelErrors(LeftOut(6, 0.011, 0.032, 0.002), NONE, Duel(0.011, 0.054, "table"))},
+    {"down": CorunErrors(LeftOut(4, 0.023, 0.21, 0.013), NONE, LeftOut(4, 0.017, 0.14, None), NONE)},
+    (CopyErrors(8, LeftOut(8, 0.003, 0.051, 0.004), Duel(0.003, 0.02, "table")),),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ def profile(folder: Path) -> Profile:
         machine=FakeCosts().machine,
         model=MODEL,
         band=ErrorBand(count=3, median=0.02, p90=0.05, p95=0.06, worst=0.08, bias=-0.02, spread=0.01),
+        errors=ERRORS,
         envelope={"batch": (1, 64), "context_tokens": (32768, 131072), "prefetch_ctas": (1, 32)},
         sessions=("s1",),
         costs=cast(Any, FakeCosts()),

@@ -13,6 +13,7 @@ from pathlib import Path
 import plotly.offline
 import pytest
 
+from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import ErrorBand, Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
@@ -136,6 +137,17 @@ def test_a_profile_without_steps_says_so(tmp_path: Path, profile: Profile, scena
     assert "plot-errors" not in page
     assert "plot-curve-16" in page
     assert "None of " not in words
+
+
+def test_what_is_left_out_of_a_table_stands_beside_its_spread(
+    tmp_path: Path, profile: Profile, scenario: Scenario
+) -> None:
+    words = words_of(written(tmp_path, profile, scenario))
+    assert "Each inner point of the tables behind a prediction was left out in turn" in words
+    assert "down 1.1 % / 3.2 % - 5.4 % table 0.2 % 2.3 % / 21.0 % - 1.3 % 1.7 % / 14.0 % - - - -" in words
+    assert "copy alone, 8 stages - - - - - - - - 0.3 % / 5.1 % - 2.0 % table 0.4 %" in words
+    bare = replace(profile, errors=Errors({}, {}, ()))
+    assert "no tables with points that could be left out" in words_of(written(tmp_path, bare, scenario))
 
 
 def test_exposed_time_adds_up_to_the_step(known: Report) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
 
 if importlib.util.find_spec("torch") is not None:
     import torch
-
-    # Triton reads this when a kernel is defined, so it must be set before any test imports one.
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture
