@@ -10,7 +10,8 @@ from typing import Literal, TypeVar
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import IN_ORDER, SHALLOWEST, Beside, CtaCurve, Fitted, KernelCost, at_depth, interpolate
+from sparda.calibrate.costs import IN_ORDER, Beside, CtaCurve, Fitted, KernelCost, at_depth, interpolate
+from sparda.calibrate.fit_copies import depth_of
 from sparda.calibrate.store import Row
 
 FEWEST = 3
@@ -235,15 +236,11 @@ def _slowdown_spread(kind: str, fitted: Fitted, rows: Sequence[Row]) -> float | 
     known = {b.batch: b for b in fitted.beside[kind]}
     for r in in_order:
         beside, ctas = known[int(r.case["batch"])], float(r.case["ctas"])
-        copy_ns = fitted.start_ns + r.values["copy_bytes"] / at_depth(beside.gb_s, _depth(r), ctas)
+        copy_ns = fitted.start_ns + r.values["copy_bytes"] / at_depth(beside.gb_s, depth_of(r), ctas)
         # Slow-down is D / (D - E), D the copy's time, E what the layer is longer by: E carries all of the row's spread.
-        found.append(at_depth(beside.slowdown, _depth(r), ctas) * r.spread * r.us * 1e3 / copy_ns)
+        found.append(at_depth(beside.slowdown, depth_of(r), ctas) * r.spread * r.us * 1e3 / copy_ns)
     return median(found) if found else None
 
 
 def _copy_spread(curve: CtaCurve, rows: Sequence[Row]) -> float | None:
-    return median(found) if (found := [r.spread for r in rows if _depth(r) == curve.stages]) else None
-
-
-def _depth(row: Row) -> int:
-    return max(SHALLOWEST, int(row.case["stages"]))
+    return median(found) if (found := [r.spread for r in rows if depth_of(r) == curve.stages]) else None

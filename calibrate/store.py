@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from sparda.engine.errors import SpardaError
 
 Value = float | int | str | bool
+
+Key = TypeVar("Key")
 
 KINDS = ("link", "kernel", "corun", "step", "validation")
 
@@ -51,6 +54,11 @@ class Row:
         """Identity of the case, whatever session measured it: what resuming and comparing go by."""
         return json.dumps([self.kind, self.op, dict(sorted(self.case.items()))])
 
+    def number(self, name: str) -> float:
+        """A condition as a number; 0 where the case has none of that name."""
+        value = self.case.get(name, 0)
+        return float(value) if not isinstance(value, str) else 0.0
+
     def to_json(self) -> str:
         record = {
             "kind": self.kind,
@@ -63,6 +71,14 @@ class Row:
             "complete": self.complete,
         }
         return json.dumps(record)
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Rows by ``key``, in the order they come."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def _row(record: Mapping[str, object], where: str) -> Row:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
 from sparda.calibrate.measure.bench import Bench
+from sparda.calibrate.measure.copies import Lists, Shape, beside_compute, copy_case, rough_gb_s
 from sparda.calibrate.measure.kernels import chain
 from sparda.calibrate.measure.lanes import measure_lanes
-from sparda.calibrate.measure.link import DEFAULT, Lists
 from sparda.calibrate.measure.timing import replay_us
-from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import captured
@@ -21,9 +19,6 @@ from sparda.engine.graph import captured
 METHOD = "a bounded prefetch inside a long CUDA graph of one kind; events around both"
 KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "silu", "down", "lm_head", "score", "select")
 BATCHES = (1, 4, 16, 32, 64)
-CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-FEWER_CTAS = (2, 3, 4, 8, 16, 32)
-OTHER_SHAPES = ((1, 4, 8192), (1, 12, 8192), (8, 1, 8192))
 CONTEXT = 65536
 SAMPLES = 3
 
@@ -33,10 +28,6 @@ COMPUTE_US = 2500.0
 COPY_US = 1000.0
 """Length of the prefetch inside it: long beside its start, short enough to end before the compute does."""
 
-GB_S_PER_CTA = {(1, 8): 22.0, (1, 4): 12.0, (1, 12): 24.0, (8, 1): 6.0}
-"""What a CTA moves beside compute, roughly: only to choose how many blocks to copy."""
-
-LINK_GB_S = 45.0
 GATE_CYCLES = 5_000_000
 """GPU cycles, some 2.5 ms, for which both streams are held: by then everything is enqueued, and no host's delay
 between two launches is taken for the GPU's."""
@@ -46,14 +37,6 @@ LATER_CYCLES = 200_000
 
 STARVED = 0.02
 """Least share of its speed that compute is taken to keep: below it the samples cannot tell how little it was."""
-
-
-def _shapes() -> Iterator[tuple[int, tuple[int, int, int]]]:
-    for ctas in CTAS:
-        yield ctas, DEFAULT
-    for shape in OTHER_SHAPES:
-        for ctas in FEWER_CTAS:
-            yield ctas, shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +74,7 @@ def measure_corun(bench: Bench) -> None:
     for batch in BATCHES:
         decoder = None
         for kind in KINDS:
-            todo = [(c, s) for c, s in _shapes() if not bench.measured("corun", kind, _case(batch, c, s))]
+            todo = [(c, s) for c, s in beside_compute() if not bench.measured("corun", kind, copy_case(batch, c, s))]
             if not todo:
                 continue
             if decoder is None:
@@ -104,21 +87,16 @@ def measure_corun(bench: Bench) -> None:
                 slow, copies, moved = _beside(lists, side, compute, ctas, shape)
                 values = {"alone_us": alone, "copy_us": median(copies), "copy_bytes": moved, "slowdown": median(slow)}
                 samples = tuple(alone * s for s in slow)
-                bench.keep(bench.row("corun", kind, _case(batch, ctas, shape), samples, METHOD, values))
+                bench.keep(bench.row("corun", kind, copy_case(batch, ctas, shape), samples, METHOD, values))
         measure_lanes(bench, lists, batch)
 
 
-def _case(batch: int, ctas: int, shape: tuple[int, int, int]) -> dict[str, Value]:
-    warps, stages, chunk = shape
-    return {"batch": batch, "ctas": ctas, "warps": warps, "stages": stages, "chunk_bytes": 2 * chunk}
-
-
 def _beside(
-    lists: Lists, side: torch.cuda.Stream, compute: Compute, ctas: int, shape: tuple[int, int, int]
+    lists: Lists, side: torch.cuda.Stream, compute: Compute, ctas: int, shape: Shape
 ) -> tuple[list[float], list[float], float]:
     """Slow-downs of the compute and microseconds of the copy, one of each a sample; bytes that each copy moves."""
     block_bytes = lists.pool.shape[1] * 2
-    blocks = int(COPY_US * min(LINK_GB_S, ctas * GB_S_PER_CTA[shape[:2]]) * 1e3 / block_bytes)
+    blocks = int(COPY_US * rough_gb_s(ctas, shape) * 1e3 / block_bytes)
     slow: list[float] = []
     copies: list[float] = []
     for _ in range(SAMPLES + 3):
@@ -135,7 +113,7 @@ def _beside(
 
 
 def _once(
-    lists: Lists, side: torch.cuda.Stream, compute: Compute, ctas: int, shape: tuple[int, int, int], blocks: int
+    lists: Lists, side: torch.cuda.Stream, compute: Compute, ctas: int, shape: Shape, blocks: int
 ) -> tuple[float, float, bool]:
     """(microseconds of the copy, of the compute, whether the copy ended first) of one run side by side."""
     begin, end, first, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from sparda.calibrate.costs import TINY
+from sparda.calibrate.costs import IN_ORDER, TINY
 from sparda.calibrate.measure.bench import Bench
-from sparda.calibrate.measure.link import DEFAULT, Lists
+from sparda.calibrate.measure.copies import Lists, Shape, beside_compute, copy_case, rough_gb_s
 from sparda.calibrate.measure.timing import METHOD, replay_us
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
@@ -22,15 +22,9 @@ from sparda.engine.plan import MAIN, PREFETCH, SELECT, Op, Plan, PlanBuilder
 
 CONTEXT = 65536
 REPEATS = 9
-CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-FEWER_CTAS = (2, 3, 4, 8, 16, 32)
-OTHER_SHAPES = ((1, 4, 8192), (1, 12, 8192), (8, 1, 8192))
-
 SHARE = 0.6
 """Length of each copy, as a share of the attention that it runs beside."""
 
-GB_S_PER_CTA = {(1, 8): 22.0, (1, 4): 12.0, (1, 12): 24.0, (8, 1): 6.0}
-LINK_GB_S = 45.0
 COPY_START_US = 3.0
 
 
@@ -63,7 +57,9 @@ def measure_lanes(bench: Bench, lists: Lists, batch: int) -> None:
     ``attention in order``: attention with copies of real length; ``alone_us`` is the layer with empty copies.
     """
     case: dict[str, Value] = {"batch": batch}
-    todo = [(c, s) for c, s in _shapes() if not bench.measured("corun", "attention in order", _case(batch, c, s))]
+    todo = [
+        (c, s) for c, s in beside_compute() if not bench.measured("corun", "attention in order", copy_case(batch, c, s))
+    ]
     if not todo and bench.measured("corun", "lanes", case):
         return
     decoder = bench.decoder(Workload(batch, CONTEXT, 0.0), Config())
@@ -79,24 +75,15 @@ def measure_lanes(bench: Bench, lists: Lists, batch: int) -> None:
     plan = lanes_plan(decoder.plan, ("attention",), True)
     for ctas, shape in todo:
         bench.clock.check()
-        rate = min(LINK_GB_S, ctas * GB_S_PER_CTA[shape[:2]])
+        rate = rough_gb_s(ctas, shape)
         blocks = max(2, round((SHARE * attention_us - COPY_START_US) * rate * 1e3 / (2 * lists.pool.shape[1])))
         bindings = {**decoder.bindings, "prefetch": _copy_of(lists, blocks, ctas, shape)}
         samples = _layer_us(decoder, plan, bindings)
         values = {"alone_us": empty_us, "copy_bytes": float(blocks * lists.pool.shape[1] * 2)}
-        bench.keep(bench.row("corun", "attention in order", _case(batch, ctas, shape), samples, METHOD, values))
+        bench.keep(bench.row("corun", IN_ORDER, copy_case(batch, ctas, shape), samples, METHOD, values))
 
 
-def _shapes() -> list[tuple[int, tuple[int, int, int]]]:
-    return [(c, DEFAULT) for c in CTAS] + [(c, s) for s in OTHER_SHAPES for c in FEWER_CTAS]
-
-
-def _case(batch: int, ctas: int, shape: tuple[int, int, int]) -> dict[str, Value]:
-    warps, stages, chunk = shape
-    return {"batch": batch, "ctas": ctas, "warps": warps, "stages": stages, "chunk_bytes": 2 * chunk}
-
-
-def _copy_of(lists: Lists, blocks: int, ctas: int, shape: tuple[int, int, int]) -> Callable[[Op], None]:
+def _copy_of(lists: Lists, blocks: int, ctas: int, shape: Shape) -> Callable[[Op], None]:
     count = lists.count(blocks)
 
     def copy(op: Op) -> None:

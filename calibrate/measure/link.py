@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.bench import Bench
+from sparda.calibrate.measure.copies import CTAS, DEFAULT, Lists
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
-from sparda.kernels.prefetch import prefetch
 
-CTAS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 TOP_K = 96
 REPEATS = 5
 FRESH_BLOCKS = 24576
@@ -27,63 +26,9 @@ ALL_MISS_BLOCKS = 16 * 2 * TOP_K
 SHAPES = ((1, 8, 8192), (1, 4, 8192), (1, 12, 8192), (1, 12, 4096), (4, 8, 8192), (8, 1, 8192))
 """(warps, stages, chunk values): pipelined at several depths and widths, and not pipelined."""
 
-DEFAULT = (1, 8, 8192)
-
 DEEP_SHAPES = ((1, 12, 4096), (1, 16, 4096), (1, 20, 4096), (1, 24, 4096), (2, 20, 4096), (1, 24, 2048))
 DEEP_CTAS = (1, 2, 3)
 """Deeper pipelines of smaller chunks, for the few CTAs that do not fill the link otherwise."""
-
-
-class Lists:
-    """A destination buffer, and miss lists as selection leaves them.
-
-    The order of the rows matters more than one would think: a decode step never reads the same host rows twice in a
-    row, and a head's misses ascend within that head's part of the pool. Copies of the same few rows over and over,
-    which the host's caches and the IOMMU's know by then, ran at 43 GB/s from one CTA where a step sees 28.
-    """
-
-    LENGTH = 1 << 17
-    HEADS = 32
-    BLOCKS_PER_HEAD = 2053
-    MISSES_PER_HEAD = 6
-
-    def __init__(self, bench: Bench) -> None:
-        self.pool = bench.pool
-        rows = 16384
-        self.cache = torch.empty(rows, self.pool.shape[1], dtype=self.pool.dtype, device=bench.device)
-        generator = torch.Generator(device=bench.device).manual_seed(bench.seed)
-        heads = self.LENGTH // self.MISSES_PER_HEAD + 1
-        window = torch.rand(heads, self.BLOCKS_PER_HEAD, device=bench.device, generator=generator)
-        chosen = window.topk(self.MISSES_PER_HEAD).indices.sort(1).values
-        base = torch.arange(heads, device=bench.device)[:, None] * self.BLOCKS_PER_HEAD
-        self.src = ((base + chosen).flatten()[: self.LENGTH] % self.pool.shape[0]).int()
-        self.dst = torch.randperm(self.LENGTH, device=bench.device, generator=generator).int() % rows
-        self._cursor = 0
-
-    def count(self, blocks: int) -> Tensor:
-        """``blocks`` as the device-side count that a prefetch reads."""
-        return torch.tensor([blocks], dtype=torch.int32, device=self.cache.device)
-
-    def fresh(self, blocks: int) -> int:
-        """Where a list of ``blocks`` entries begins that has not been read for as long as can be."""
-        if self._cursor + blocks > self.LENGTH:
-            self._cursor = 0
-        self._cursor += blocks
-        return self._cursor - blocks
-
-    def run(self, count: Tensor, ctas: int, warps: int, stages: int, chunk: int, offset: int = 0) -> None:
-        """Copy the list from entry ``offset`` on."""
-        prefetch(
-            self.pool,
-            self.cache,
-            self.src[offset:],
-            self.dst[offset:],
-            count,
-            ctas=ctas,
-            warps=warps,
-            stages=stages,
-            chunk_values=chunk,
-        )
 
 
 def _cases() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:

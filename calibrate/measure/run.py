@@ -15,7 +15,7 @@ from sparda.calibrate.measure.link import measure_link
 from sparda.calibrate.measure.provenance import clocks, provenance
 from sparda.calibrate.measure.steps import measure_steps
 from sparda.calibrate.measure.timing import warm_clocks
-from sparda.calibrate.store import Store
+from sparda.calibrate.store import Store, grouped
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import model_named
 
@@ -40,36 +40,40 @@ def open_bench(out: Path, model: str, budget_s: float, seed: int = 0) -> Bench:
     return Bench(store, session, model_named(model), Clock(budget_s), seed=seed)
 
 
-def close_bench(bench: Bench, note: str) -> None:
-    """Add to the session's provenance what only its end knows."""
-    known = bench.store.provenance[bench.session]
-    bench.store.add_session(bench.session, {**known, "clocks_at_end": clocks(), "ended": note})
+def finish(bench: Bench, work: Callable[[Bench], None]) -> dict[str, object]:
+    """Do the session's work and record how it ended: complete, budget spent, or interrupted (which goes on upwards).
+
+    Returns what was done: session, rows by kind, how it ended, where the rows are.
+    """
+    ended = "complete"
+    try:
+        work(bench)
+    except OutOfTimeError:
+        ended = "budget spent"
+        bench.say("budget spent; run the same command again to go on where this stopped")
+    except KeyboardInterrupt:
+        ended = "interrupted"
+        raise
+    finally:
+        known = bench.store.provenance[bench.session]
+        bench.store.add_session(bench.session, {**known, "clocks_at_end": clocks(), "ended": ended})
+    rows = grouped((r for r in bench.store.rows() if r.session == bench.session), lambda r: r.kind)
+    counts = {kind: len(of_kind) for kind, of_kind in rows.items()}
+    return {"session": bench.session, "rows": counts, "ended": ended, "folder": str(bench.store.folder)}
 
 
 def main_measure(out: Path, budget_s: float, parts: list[str], model: str = "minicpm4.1-8b") -> dict[str, object]:
-    """Measure ``parts`` (all of PARTS when empty) into the store at ``out``; rows already there are not repeated.
-
-    Returns what was done: session, rows by kind, whether the budget sufficed.
-    """
+    """Measure ``parts`` (all of PARTS when empty) into the store at ``out``; rows already there are not repeated."""
     unknown = [p for p in parts if p not in PARTS]
     if unknown:
         raise SpardaError(f"unknown part {unknown[0]!r}; allowed are {', '.join(PARTS)}.")
     todo = [p for p in PARTS if not parts or p in parts]
     bench = open_bench(out, model, budget_s)
     bench.say(f"about {sum(PARTS[p][1] for p in todo) + 25:.0f} s of work, budget {budget_s:.0f} s: {', '.join(todo)}")
-    note = "complete"
-    try:
+
+    def work(bench: Bench) -> None:
         for part in todo:
             bench.say(part)
             PARTS[part][0](bench)
-    except OutOfTimeError:
-        note = "budget spent"
-        bench.say("budget spent; run the same command again to go on where this stopped")
-    except KeyboardInterrupt:
-        note = "interrupted"
-        raise
-    finally:
-        close_bench(bench, note)
-    rows = [r for r in bench.store.rows() if r.session == bench.session]
-    counts = {kind: sum(r.kind == kind for r in rows) for kind in dict.fromkeys(r.kind for r in rows)}
-    return {"session": bench.session, "rows": counts, "ended": note, "folder": str(out)}
+
+    return finish(bench, work)

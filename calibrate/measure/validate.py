@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from sparda.calibrate.measure.bench import GROWTH_TOKENS, Bench, OutOfTimeError, step_case
-from sparda.calibrate.measure.run import close_bench, open_bench
+from sparda.calibrate.measure.bench import GROWTH_TOKENS, Bench, step_case
+from sparda.calibrate.measure.run import finish, open_bench
 from sparda.calibrate.measure.timing import METHOD, replay_us
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
@@ -41,20 +41,12 @@ def run(cells_path: Path, out: Path, budget_s: float) -> dict[str, object]:
     bench = open_bench(out, model, budget_s)
     total = sum(len(configs) for _, configs in cells)
     bench.say(f"{len(cells)} cells, {total} runs, about {SECONDS_PER_RUN * total + 25:.0f} s, budget {budget_s:.0f} s")
-    note = "complete"
-    try:
+
+    def work(bench: Bench) -> None:
         for workload, configs in cells:
             _measure_cell(bench, workload, configs)
-    except OutOfTimeError:
-        note = "budget spent"
-        bench.say("budget spent; run the same command again to go on where this stopped")
-    except KeyboardInterrupt:
-        note = "interrupted"
-        raise
-    finally:
-        close_bench(bench, note)
-    rows = sum(r.session == bench.session for r in bench.store.rows("validation"))
-    return {"session": bench.session, "rows": {"validation": rows}, "ended": note, "folder": str(out)}
+
+    return finish(bench, work)
 
 
 def _workload(plain: object) -> Workload:

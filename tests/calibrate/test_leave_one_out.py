@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparda.calibrate.costs import Beside, CtaCurve, KernelCost
-from sparda.calibrate.fit import calibrate, fit, longest_copies
+from sparda.calibrate.fit import calibrate, fit
+from sparda.calibrate.fit_copies import longest_copies
 from sparda.calibrate.leave_one_out import (
     Duel,
     Errors,

@@ -1,0 +1,86 @@
+"""Costs of every kind of operation alone, from kernel rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparda.calibrate.costs import KernelCost
+from sparda.calibrate.store import Row, grouped
+from sparda.engine.config import Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.plan import Plan
+from sparda.engine.policies import make_plan
+from sparda.engine.shapes import ModelShape, SparseSpec
+
+PLANNED = ("sparda", "sparse")
+"""Policies whose plans hold every kind of operation between them."""
+
+HOST_BOUND = 1.5
+"""Times a tiny graph's time, below which a graph of one operation says more of the host than of the operation."""
+
+GRAPH_OPS = ("graph", "serial", "hop")
+"""Rows of kind ``kernel`` that are no kind of operation."""
+
+
+def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dict[str, KernelCost]:
+    """One table per kind, from rows of kind ``kernel``.
+
+    Raises SpardaError where a kind was not measured at every point of its grid.
+    """
+    tables = {}
+    graph = fit_graph(rows)
+    known = {r.op for r in rows} | {"prefetch"}
+    plans = [make_plan(shape, spec, Workload(), Config(policy=p)) for p in PLANNED]
+    absent = [op.kind for plan in plans for op in plan if op.kind not in known]
+    if absent:
+        raise SpardaError(
+            f"no kernel rows of {absent[0]}; run `sparda measure --parts kernels` again, it goes on where it stopped."
+        )
+    for kind, points in grouped((r for r in rows if r.op not in GRAPH_OPS), lambda r: r.op).items():
+        second = next((k for k in ("context_tokens", "top_k") if k in points[0].case), "")
+        batches = sorted({r.number("batch") for r in points})
+        seconds = sorted({r.number(second) if second else 0.0 for r in points})
+        at = {(r.number("batch"), r.number(second) if second else 0.0): r for r in points}
+        missing = [(b, s) for b in batches for s in seconds if (b, s) not in at]
+        if missing:
+            raise SpardaError(
+                f"kernel rows of {kind} lack (batch, {second or 'nothing else'}) = {missing[0]}; "
+                "run `sparda measure --parts kernels` again, it goes on where it stopped."
+            )
+        tables[kind] = KernelCost(
+            second=second,
+            batches=tuple(batches),
+            seconds=tuple(seconds),
+            ns=tuple(tuple(_own_ns(at[b, s], graph, plans) for s in seconds) for b in batches),
+            hbm_bytes=tuple(tuple(_mean_bytes(kind, b, second, s, shape, spec) for s in seconds) for b in batches),
+        )
+    return tables
+
+
+def _own_ns(row: Row, graph: tuple[float, float], plans: Sequence[Plan]) -> float:
+    """Nanoseconds of one operation of a kernel row.
+
+    Of embedding, final norm and the like a step has one, so they were timed one to a graph. Where that took hardly
+    longer than a graph of a tiny kernel, it was the host's launches that were timed, and what a graph costs beyond
+    its kernels is taken off: the step's own graph pays that once. ``graph``: that cost and a tiny graph's time, ns.
+    """
+    beyond, tiny = graph
+    alone = max(len(plan.of_kind(row.op)) for plan in plans) == 1
+    ns = row.us * 1e3
+    return max(ns, tiny) - beyond if alone and ns < HOST_BOUND * tiny else ns
+
+
+def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: ModelShape, spec: SparseSpec) -> float:
+    """Least HBM bytes of one operation of ``kind``, averaged over the plan that was measured."""
+    context = int(value) if second == "context_tokens" else 32768
+    config = Config(policy="sparse" if kind == "headscore" else "sparda", top_k=int(value) if second == "top_k" else 96)
+    ops = make_plan(shape, spec, Workload(int(batch), context, 0.0), config).of_kind(kind)
+    return sum(op.work.hbm_bytes for op in ops) / len(ops)
+
+
+def fit_graph(rows: Sequence[Row]) -> tuple[float, float]:
+    """Nanoseconds that a whole graph costs beyond its kernels, and that a graph of one tiny kernel takes in all."""
+    us = {r.op: r.us for r in rows if r.op in GRAPH_OPS}
+    if not {"graph", "serial"} <= set(us):
+        raise SpardaError("kernel rows lack the graph's own costs; run `sparda measure --parts kernels` again.")
+    return max(0.0, us["graph"] - us["serial"]) * 1e3, us["graph"] * 1e3
