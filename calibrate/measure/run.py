@@ -22,8 +22,8 @@ from sparda.engine.shapes import model_named
 PARTS: dict[str, tuple[Callable[[Bench], None], float]] = {
     "link": (measure_link, 30.0),
     "kernels": (measure_kernels, 75.0),
-    "corun": (measure_corun, 60.0),
-    "steps": (measure_steps, 300.0),
+    "corun": (measure_corun, 90.0),
+    "steps": (measure_steps, 220.0),
 }
 """Parts of a session and how many seconds each takes on an H200."""
 
