@@ -37,7 +37,7 @@ types: $(DEV) $(LINK)
 	$(BIN)/mypy
 
 unit: $(DEV)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) -m 'not gpu' --hypothesis-profile=ci $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS) --hypothesis-profile=ci $(PYTEST_ARGS)
 
 gpu-test: $(DEV)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)

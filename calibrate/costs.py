@@ -165,9 +165,9 @@ class FittedCosts:
         return to_plain(self.fitted)
 
     @classmethod
-    def from_plain(cls, machine: Machine, plain: Mapping[str, object]) -> FittedCosts:
-        """Raises SpardaError for an unknown key or a wrong type."""
-        return cls(machine, read(Fitted, plain, where="costs"))
+    def from_plain(cls, machine: Machine, plain: Mapping[str, object], where: str = "costs") -> FittedCosts:
+        """Raises SpardaError, naming ``where``, for an unknown key or a wrong type."""
+        return cls(machine, read(Fitted, plain, where=where))
 
 
 def by_batch(points: Sequence[tuple[int, float]], batch: int) -> float:

@@ -119,11 +119,13 @@ def load_profile(name: str) -> Profile:
             errors=errors,
             envelope=envelope,
             sessions=tuple(cast(list[str], data["sessions"])),
-            costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"])),
+            costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"]), where=f"{path}: costs"),
             folder=folder,
         )
+    except KeyError as e:
+        raise SpardaError(f"{path}: key {e} is missing; calibrate again with `sparda calibrate`.") from None
     except (LookupError, AttributeError, TypeError, ValueError) as e:
-        raise SpardaError(f"{path} is damaged ({e!r}); calibrate again with `sparda calibrate`.") from None
+        raise SpardaError(f"{path} is damaged ({e}); calibrate again with `sparda calibrate`.") from None
 
 
 def profile_json(profile: Profile) -> str:

@@ -83,6 +83,8 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 def _row(record: Mapping[str, object], where: str) -> Row:
     try:
+        if not record["samples_us"]:
+            raise ValueError("samples_us is empty")
         return Row(
             kind=str(record["kind"]),
             op=str(record["op"]),
@@ -104,7 +106,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     except OSError as e:
         raise SpardaError(f"cannot read measurement rows from {path}: {e.strerror}.") from None
     for number, line in enumerate(lines, 1):
-        where = f"{path.name}:{number}"
+        where = f"{path}:{number}"
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
@@ -167,7 +169,9 @@ class Store:
             data = json.loads(path.read_text())
         except json.JSONDecodeError:
             raise SpardaError(f"{path} is damaged (not JSON); restore it or measure again.") from None
-        return dict(data)
+        if not isinstance(data, dict) or not all(isinstance(v, dict) for v in data.values()):
+            raise SpardaError(f"{path} must hold one table for each session; restore it or measure again.")
+        return data
 
     def add_session(self, session: str, provenance: Mapping[str, object]) -> None:
         """Record where and how a session measured. Refuses to mix GPUs in one store."""

@@ -98,6 +98,11 @@ def check_fits(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
         f"workload.context_tokens is {workload.context_tokens}; {shape.name} reaches {shape.max_context}.",
     )
     _require(
+        blocks >= spec.forced,
+        f"workload.context_tokens is {workload.context_tokens}, {blocks} blocks of {spec.block}; selection needs more "
+        f"than the {spec.forced} blocks that are always chosen: give at least {spec.forced * spec.block} tokens.",
+    )
+    _require(
         config.top_k <= blocks,
         f"config.top_k is {config.top_k} but a context of {workload.context_tokens} tokens has {blocks} blocks of "
         f"{spec.block}; give a top_k of at most {blocks}.",

@@ -10,63 +10,56 @@ from collections.abc import Callable, Mapping
 
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import to_plain
+from sparda.explore.cells import NOT_RUN
+from sparda.explore.notes import table_notes
 from sparda.explore.table import CtaTable, TableRow
-from sparda.explore.text import columns, percent, tokens_label, wrapped
+from sparda.explore.text import columns, misses, percent, tokens_label, wrapped
 
 FUNCTION = "sparda_prefetch_ctas"
 
 
 def table_text(table: CtaTable) -> str:
     """The table for a terminal, 80 columns at most."""
-    headers = ["context", "batch", "miss", "CTAs", "ahead", "tokens/s", "low", "high", "gain", "confirmed"]
+    headers = ["ctx", "batch", "miss", "CTAs", "ahead", "tokens/s", "low", "high", "gain", "confirmed"]
     cells = [
         [
             tokens_label(r.context_tokens),
             str(r.batch),
-            percent(r.miss_rate, 0 if round(100 * r.miss_rate, 6).is_integer() else 1),
+            misses(r.miss_rate),
             str(r.prefetch_ctas) + ("" if r.inside else "?"),
             str(r.lookahead),
             f"{r.tokens_per_s:.0f}" + ("" if r.fits else "*"),
             f"{r.low:.0f}",
             f"{r.high:.0f}",
             percent(r.gain, 1, sign=True),
-            r.confirmed,
+            _confirmed(r),
         ]
         for r in table.rows
     ]
     return columns(headers, cells) + "\n" + "\n".join(wrapped(n) for n in table_notes(table))
 
 
-def table_notes(table: CtaTable) -> list[str]:
-    """What a reader must know beside the numbers, one sentence or two each."""
-    yes, no, dash = table.confirmed
-    notes = [
-        f"Profile {table.label}, {table.gpu}, model {table.model}, policy {table.policy}. low and high: predicted "
-        f"tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors.",
-        f"CTAs: the fewest within {percent(table.noise)} (run-to-run spread) of the fastest. gain: predicted "
-        "tokens/s over the public launcher's CTA count for an H100 (16 up to batch 16, else 32), all else equal.",
-        f"confirmed: {yes} measured as chosen, {no} contradicted by a measurement, {dash} not measured (-).",
-    ]
-    unfit = sorted({r.limit_reason.split(":")[0] for r in table.rows if not r.fits})
-    if unfit:
-        notes.append(f"* does not fit this machine's {' or '.join(unfit)}; the speed holds where there is enough.")
-    if any(not r.inside for r in table.rows):
-        notes.append("? outside the measured range: an extrapolation.")
-    return notes
+def _confirmed(r: TableRow) -> str:
+    """The verdict with the measured gain, "-" where the public count was not measured."""
+    if r.confirmed == NOT_RUN:
+        return NOT_RUN
+    gain = NOT_RUN if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
+    return f"{r.confirmed} {gain:>7}"
 
 
 def table_markdown(table: CtaTable) -> str:
     """The table as GitHub Markdown with its notes below."""
     lines = [
-        "| context | batch | miss rate | CTAs | lookahead | tokens/s | band | gain | confirmed |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|:---:|",
+        "| context | batch | misses | CTAs | lookahead | tokens/s | band | gain | confirmed | measured gain |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|:---:|---:|",
     ]
     for r in table.rows:
-        count = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
+        measured = "" if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
+        ctas = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
         speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
         lines.append(
-            f"| {tokens_label(r.context_tokens)} | {r.batch} | {percent(r.miss_rate)} | {count} | {r.lookahead} "
-            f"| {speed} | {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} |"
+            f"| {tokens_label(r.context_tokens)} | {r.batch} | {misses(r.miss_rate)} | {ctas} | {r.lookahead} "
+            f"| {speed} | {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
         )
     notes = [n.replace("*", "\\*") for n in table_notes(table)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
@@ -108,8 +101,8 @@ def table_toml(table: CtaTable) -> str:
 
 
 def _toml_lines(table: Mapping[str, object]) -> str:
-    # Scalars and flat lists of them are written alike in JSON and TOML.
-    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items())
+    # Scalars and flat lists of them are written alike in JSON and TOML; TOML has no null, so such a key is left out.
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if v is not None)
 
 
 def gpu_names(table: CtaTable) -> list[str]:
@@ -137,7 +130,8 @@ def table_shell(table: CtaTable) -> str:
     return "\n".join(
         [
             f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs of the prefetch kernel, {percent(table.miss_rate)} misses.",
-            f"# Profile {table.label}, model {table.model}. Source this file, then for example:",
+            f"# Profile {table.label}, model {table.model}. Counts go with {_lookaheads(rows)}.",
+            "# Between cells the next larger one counts, above the largest the largest. Source this file, then:",
             *(f"#   {line}" for line in shell_snippet(table).splitlines()),
             f"{FUNCTION}() {{",
             '    case "$1" in',
@@ -153,6 +147,22 @@ def table_shell(table: CtaTable) -> str:
             *("    " + line for line in body),
             "}",
             "",
+        ]
+    )
+
+
+def _lookaheads(rows: list[TableRow]) -> str:
+    """The lookahead that the counts were chosen with, and where it is another."""
+    known = [r.lookahead for r in rows]
+    usual = max(sorted(set(known)), key=known.count)
+    others: dict[tuple[int, int], list[str]] = {}
+    for r in rows:
+        if r.lookahead != usual:
+            others.setdefault((r.lookahead, r.context_tokens), []).append(str(r.batch))
+    return "; ".join(
+        [
+            f"lookahead {usual}",
+            *(f"{n} at {tokens_label(c)} for batch {', '.join(batches)}" for (n, c), batches in others.items()),
         ]
     )
 

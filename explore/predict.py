@@ -12,7 +12,7 @@ from sparda.engine.memory import Memory, memory_of
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
 from sparda.explore.scenario import Limits, Scenario
-from sparda.explore.text import GIB
+from sparda.explore.text import GIB, count
 from sparda.sim.player import play
 
 
@@ -132,7 +132,8 @@ def prediction_label(config: Config) -> str:
     """The turned values of a configuration in a few words."""
     resident = f", {config.resident_blocks} resident" if config.resident_blocks else ""
     return (
-        f"{config.prefetch_ctas} CTAs x {config.prefetch_warps} warps x {config.prefetch_stages} stages, "
+        f"{count(config.prefetch_ctas, 'CTA')} x {count(config.prefetch_warps, 'warp')} x "
+        f"{count(config.prefetch_stages, 'stage')}, "
         f"lookahead {config.lookahead}, top-k {config.top_k}{resident}"
     )
 

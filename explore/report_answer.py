@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sparda.explore.cells import NOT_RUN, TOLERANCE
+from statistics import median
+
+from sparda.explore.cells import NOT_RUN, TOLERANCE, CellVerdict, cell_verdict
+from sparda.explore.notes import unfit_notes
 from sparda.explore.predict import prediction_label
 from sparda.explore.report_data import Report
 from sparda.explore.report_page import Html, count, html, lines, misses, paragraph, table, tag
@@ -12,14 +15,15 @@ from sparda.explore.text import percent, tokens_label
 MARKS = {"yes": tag("span", "✓", class_="yes"), "no": tag("span", "✗", class_="no"), NOT_RUN: Html("")}
 HEADERS = (
     "context", "batch", "misses", "CTAs", "also tied", "lookahead", "step, ms", "tokens/s", "low", "high", "public",
-    "gain", "confirmed", "memory",
+    "gain", "measured gain", "confirmed", "memory",
 )  # fmt: skip
 
 
 def headline(r: Report) -> str:
     """The answer in a line."""
     best, public = r.answer.choice.best, r.answer.public.config.prefetch_ctas
-    start = f"{count(best.config.prefetch_ctas, 'CTA')} for the prefetch kernel: {best.tokens_per_s:,.0f} tokens/s"
+    ctas = count(best.config.prefetch_ctas, "CTA")
+    start = f"{ctas} for the prefetch kernel: {best.tokens_per_s:,.0f} tokens/s predicted"
     if best.config.prefetch_ctas == public:
         return f"{start}, the public rule's own count"
     # A fewest-CTAs tie may be slower than the rule by less than noise can tell.
@@ -29,7 +33,7 @@ def headline(r: Report) -> str:
 def answer(r: Report) -> Html:
     """Words, key numbers and the table."""
     best, rule = r.answer.choice.best, r.answer.public
-    w = best.workload
+    w, verdict = best.workload, _verdict(r)
     parts = [
         paragraph(
             f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of "
@@ -38,7 +42,8 @@ def answer(r: Report) -> Html:
             f"{count(rule.config.prefetch_ctas, 'CTA')}, all else equal, {rule.step_us / 1e3:.2f} ms.",
             kind="lead",
         ),
-        _figures(r),
+        paragraph(_measured(verdict), **({"kind": "warn"} if verdict.confirmed == "no" else {})),
+        _figures(r, verdict),
         *(paragraph(text, kind="warn") for text in _warnings(r)),
         paragraph(_trust(r)),
         paragraph(_hardware(r)),
@@ -50,7 +55,26 @@ def answer(r: Report) -> Html:
     return lines(parts)
 
 
-def _figures(r: Report) -> Html:
+def _verdict(r: Report) -> CellVerdict:
+    """What validation says of the answer itself."""
+    best = r.answer.choice.best
+    return cell_verdict(best.workload, best.config, r.rows if r.scenario.model == r.profile.model else ())
+
+
+def _measured(v: CellVerdict) -> str:
+    """The answer on hardware, in a sentence or two."""
+    own = next((run for run in v.runs if run.chosen and run.measured_us), None)
+    if own is None or own.measured_us is None or v.best is None or v.regret is None:
+        return "This configuration was not measured on this workload: the speed is a prediction only."
+    gain = "" if v.gain_public is None else f", {percent(v.gain_public, sign=True)} over the public rule's count"
+    text = f"measured as chosen, a step takes {own.measured_us / 1e3:.2f} ms{gain}"
+    if v.confirmed == "no":
+        return f"Hardware contradicts it: {text}; {prediction_label(v.best)} is {percent(v.regret)} faster."
+    loss = "nothing measured there is faster" if v.regret == 0 else f"the fastest there saves {percent(v.regret)}"
+    return f"Hardware confirms it: {text}; {loss}."
+
+
+def _figures(r: Report, verdict: CellVerdict) -> Html:
     best, (yes, no, dash) = r.answer.choice.best, r.table.confirmed
     band = r.profile.band
     known = band.count > 0
@@ -59,7 +83,7 @@ def _figures(r: Report) -> Html:
         (
             "Over the public rule",
             percent(r.answer.gain, sign=True),
-            f"{r.answer.public.config.prefetch_ctas} CTAs: {r.answer.public.tokens_per_s:,.0f} tokens/s",
+            f"predicted; {_gain_text(verdict)}",
         ),
         (
             "Error band, p90",
@@ -76,6 +100,10 @@ def _figures(r: Report) -> Html:
         ),
         class_="figures",
     )
+
+
+def _gain_text(verdict: CellVerdict) -> str:
+    return "not measured" if verdict.gain_public is None else f"measured {percent(verdict.gain_public, sign=True)}"
 
 
 def _warnings(r: Report) -> list[str]:
@@ -138,8 +166,10 @@ def _matrix(r: Report, context: int) -> Html:
 def _cell(t: TableRow, top: float) -> Html:
     heat = f"--heat:{0.36 * max(0.0, t.gain) / top:.3f}"
     marks = ("" if t.inside else "?") + ("" if t.fits else "*")
-    small = tag("small", f"{t.tokens_per_s:,.0f} tok/s", Html("<br>"), percent(t.gain, sign=True))
-    return tag("td", tag("b", t.prefetch_ctas), html(marks), " ", MARKS[t.confirmed], small, style=heat)
+    gain = "" if t.measured_gain is None else f" {percent(t.measured_gain, sign=True)}"
+    measured = [Html("<br>"), MARKS[t.confirmed], gain] if t.confirmed != NOT_RUN else []
+    small = tag("small", f"{t.tokens_per_s:,.0f} tok/s", Html("<br>"), percent(t.gain, sign=True), *measured)
+    return tag("td", tag("b", t.prefetch_ctas), html(marks), " ", small, style=heat)
 
 
 def _legend(r: Report) -> str:
@@ -148,10 +178,16 @@ def _legend(r: Report) -> str:
         f"In each cell: the CTAs to use, predicted tokens/s (± {percent(t.band)}, the p90 of held-out errors), and the "
         "predicted gain over the public launcher's count for an H100 (16 up to batch 16, else 32), all else equal; the "
         f"deeper the colour, the larger. Chosen are the fewest CTAs within {percent(t.noise)} (run-to-run spread) of "
-        "the fastest. ✓ confirmed by a measurement, ✗ contradicted, no mark: not measured."
+        "the fastest. ✓ confirmed by a measurement, ✗ contradicted, each with the measured gain; no mark: not measured "
+        "as chosen."
     )
-    if any(not row.fits for row in t.rows):
-        text += " * does not fit this machine's memory; the speed holds where there is enough."
+    errors = t.gain_errors
+    if errors:
+        text += (
+            f" Predicted gains are off by {100 * median(errors):.1f} points in the median, {100 * errors[-1]:.1f} at "
+        )
+        text += "most."
+    text += "".join(f" {note}" for note in unfit_notes(t))
     if any(not row.inside for row in t.rows):
         text += " ? outside the measured range: an extrapolation."
     return text
@@ -172,8 +208,9 @@ def _full(r: Report) -> Html:
             f"{t.high:,.0f}",
             t.public_ctas,
             percent(t.gain, sign=True),
+            "-" if t.measured_gain is None else percent(t.measured_gain, sign=True),
             t.confirmed,
-            "fits" if t.fits else t.limit_reason.split(":")[0] + " short",
+            "fits" if t.fits else t.limit_reason,
         ]
         for t in r.table.rows
     ]

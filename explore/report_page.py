@@ -11,7 +11,8 @@ from typing import Any
 import plotly.io
 import plotly.offline
 
-from sparda.explore.text import percent
+from sparda.explore.text import count as count
+from sparda.explore.text import misses as misses
 
 
 class Html(str):
@@ -76,13 +77,3 @@ def page(title: str, body: Html) -> str:
     """The whole file: style, script and the one copy of Plotly inside it."""
     template = files("sparda.explore").joinpath("templates", "report.html").read_text(encoding="utf-8")
     return Template(template).substitute(title=html(title), bundle=plotly.offline.get_plotlyjs(), body=body)
-
-
-def count(number: int, noun: str) -> str:
-    """A number and what it counts: 1 step, 2 steps."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def misses(rate: float) -> str:
-    """A miss rate, without a decimal where it needs none."""
-    return percent(rate, 0 if round(100 * rate, 6).is_integer() else 1)

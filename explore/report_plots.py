@@ -165,7 +165,7 @@ def fronts(found: Sequence[tuple[float, Sequence[Prediction]]], own: float) -> F
             marker={"size": 8 if bold else 6, "symbol": ["circle" if p.inside else "circle-open" for p in best]},
             text=[count(n, "CTA") if n != before else "" for before, n in pairwise([0, *ctas])],
             customdata=ctas,
-            textposition="top center",
+            textposition="bottom center",
             textfont={"size": 11},
             cliponaxis=False,
             hovertemplate="top-k %{x}: %{y:,.0f} tokens/s, %{customdata} CTAs<extra></extra>",

@@ -67,8 +67,7 @@ def _worst(held: Sequence[Held]) -> Html:
             f"{h.predicted_us / 1e3:.2f}",
             f"{h.row.us / 1e3:.2f}",
             percent(h.row.spread),
-            tokens_label(h.workload.context_tokens),
-            h.workload.batch,
+            f"{h.workload.batch} x {tokens_label(h.workload.context_tokens)}",
             misses(h.workload.miss_rate),
             h.config.top_k,
             h.config.lookahead,
@@ -77,8 +76,8 @@ def _worst(held: Sequence[Held]) -> Html:
         ]
         for h in sorted(held, key=lambda h: (-abs(h.error), h.row.key))[:WORST]
     ]
-    headers = ["kind", "policy", "error", "predicted, ms", "measured, ms", "run to run", "context", "batch", "misses"]
-    return table([*headers, "top-k", "lookahead", "CTAs x warps x stages", "session"], rows, left=2)
+    headers = ["kind", "policy", "error", "predicted, ms", "measured, ms", "run to run", "batch x context", "misses"]
+    return table([*headers, "top\u2011k", "ahead", "CTAs x warps x stages", "session"], rows, left=2)
 
 
 def cta_curves(r: Report) -> Html:
@@ -116,7 +115,7 @@ def _curve_text(c: Curve) -> str:
     text = f"{count(best.config.prefetch_ctas, 'CTA')}, {best.step_us / 1e3:.2f} ms"
     if rule == best.config.prefetch_ctas:
         return f"{text}; the public rule's own count"
-    return f"{text}; {percent(c.gain, sign=True)} tokens/s over {rule} CTAs"
+    return f"{text}; {percent(c.gain, sign=True)} predicted over {rule} CTAs"
 
 
 def one_step(r: Report) -> Html:

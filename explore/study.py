@@ -81,7 +81,7 @@ def run_study(
     if objective not in OBJECTIVES:
         raise SpardaError(f"objective {objective!r} is not known; allowed are {' and '.join(OBJECTIVES)}.")
     if trials < 0:
-        raise SpardaError(f"trials is {trials}; give 0 or more.")
+        raise SpardaError(f"--trials is {trials}; give 0 or more.")
     with _quiet():
         study = _open(storage, objective, seed, _fingerprint(predictor, space, workload, base, objective))
         before = len(study.trials)
@@ -99,7 +99,8 @@ def run_study(
         objective=objective,
         trials=len(seen),
         new_trials=len(seen) - before,
-        infeasible=sum(t.state != optuna.trial.TrialState.COMPLETE or _over(t) for t in seen),
+        # A trial that an interruption cut short is neither.
+        infeasible=sum(t.state == optuna.trial.TrialState.PRUNED or _over(t) for t in seen),
         choice=choice,
         front=front,
         regret=_regret(choice, found if front else (), oracle),

@@ -19,7 +19,8 @@ from sparda.explore.space import Space, enumerate_space, noise_of, pick
 class TableRow:
     """One cell. ``step_us`` in microseconds, ``low`` and ``high`` bound ``tokens_per_s`` by the error band.
 
-    ``gain`` is the predicted tokens/s over that of the public rule's CTA count, less 1, all else equal.
+    ``limit_reason`` says which memory is too small, and by how much. ``gain`` is the predicted tokens/s over that of
+    the public rule's CTA count, less 1, all else equal.
     ``confirmed``: "yes", "no" (contradicted by a measurement) or "-" (not measured).
     """
 
@@ -43,6 +44,8 @@ class TableRow:
     fits: bool
     limit_reason: str
     confirmed: str
+    measured_gain: float | None = None
+    """As ``gain``, of measured steps; None where the two configurations were not both measured."""
 
     @property
     def workload(self) -> Workload:
@@ -73,6 +76,11 @@ class CtaTable:
         """How many rows were confirmed, contradicted and not measured."""
         marks = [r.confirmed for r in self.rows]
         return marks.count("yes"), marks.count("no"), marks.count(NOT_RUN)
+
+    @property
+    def gain_errors(self) -> list[float]:
+        """How far predicted gains are from measured ones, smallest first."""
+        return sorted(abs(r.gain - r.measured_gain) for r in self.rows if r.measured_gain is not None)
 
     def to_dict(self) -> dict[str, object]:
         return to_plain(self)
@@ -111,6 +119,7 @@ def _row(
     p, c = best.best, best.best.config
     public = public_ctas(workload.batch)
     rule = predictor(workload, replace(c, prefetch_ctas=public))
+    verdict = cell_verdict(workload, c, measured)
     return TableRow(
         context_tokens=workload.context_tokens,
         batch=workload.batch,
@@ -131,5 +140,6 @@ def _row(
         inside=p.inside,
         fits=p.fits,
         limit_reason=p.limit_reason,
-        confirmed=cell_verdict(workload, c, measured).confirmed,
+        confirmed=verdict.confirmed,
+        measured_gain=verdict.gain_public,
     )

@@ -32,6 +32,16 @@ def percent(share: float, digits: int = 1, sign: bool = False) -> str:
     return f"{100 * share:{'+' if sign else ''}.{digits}f} %"
 
 
+def count(number: int, noun: str) -> str:
+    """A number and what it counts: 1 step, 2 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def misses(rate: float) -> str:
+    """A miss rate, without a decimal where it needs none."""
+    return percent(rate, 0 if round(100 * rate, 6).is_integer() else 1)
+
+
 def tokens_label(tokens: int) -> str:
     """131072 as 128K; what is no whole number of 1024 in full."""
     return f"{tokens // 1024}K" if tokens >= 1024 and tokens % 1024 == 0 else str(tokens)

@@ -107,7 +107,11 @@ def verdicts(cells: Cells, rows: Sequence[Row]) -> list[CellVerdict]:
     found = [
         cell_verdict(c.workload, c.chosen, rows, [(r.config, r.predicted_us) for r in c.runs]) for c in cells.cells
     ]
-    return sorted(found, key=lambda v: (order.get(v.confirmed, 2), -(v.regret or 0.0)))
+    return sorted(found, key=lambda v: (order.get(v.confirmed, 2), -(v.regret or 0.0), _place(v)))
+
+
+def _place(v: CellVerdict) -> tuple[int, int, float]:
+    return v.workload.context_tokens, v.workload.batch, v.workload.miss_rate
 
 
 def measure_cells(cells_path: Path, out: Path, budget_s: float) -> None:

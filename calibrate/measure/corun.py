@@ -100,6 +100,7 @@ def _beside(
     slow: list[float] = []
     copies: list[float] = []
     for _ in range(SAMPLES + 3):
+        moved = float(blocks * block_bytes)
         copy_us, total_us, inside = _once(lists, side, compute, ctas, shape, blocks)
         if not inside:
             blocks, slow, copies = blocks // 2, [], []
@@ -109,7 +110,7 @@ def _beside(
         copies.append(copy_us)
         if len(slow) == SAMPLES:
             break
-    return slow or [1 / STARVED], copies or [copy_us], float(blocks * block_bytes)
+    return slow or [1 / STARVED], copies or [copy_us], moved
 
 
 def _once(

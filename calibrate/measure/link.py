@@ -51,7 +51,6 @@ def measure_link(bench: Bench) -> None:
     lists = Lists(bench)
     block_bytes = lists.pool.shape[1] * 2
     for name, blocks, ctas, shape in _cases():
-        bench.clock.check()
         warps, stages, chunk = shape
         case: dict[str, Value] = {
             "case": name,
@@ -63,6 +62,7 @@ def measure_link(bench: Bench) -> None:
         }
         if bench.measured("link", "prefetch", case):
             continue
+        bench.clock.check()
         count = lists.count(blocks)
         # Launches in a row read different rows of the pool, as the layers of a step do.
         inner = max(4, min(MOST_LAUNCHES, FRESH_BLOCKS // max(1, blocks)))

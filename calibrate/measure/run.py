@@ -34,20 +34,22 @@ def open_bench(out: Path, model: str, budget_s: float, seed: int = 0) -> Bench:
         raise SpardaError("no CUDA GPU is visible to torch; measuring and validating need one.")
     store = Store(out)
     session = uuid.uuid4().hex[:8]
-    found = provenance(seed)
+    shape, found = model_named(model), provenance(seed)
     warm_clocks()
     store.add_session(session, {**found, "clocks_at_start": clocks(), "model": model})
-    return Bench(store, session, model_named(model), Clock(budget_s), seed=seed)
+    return Bench(store, session, shape, Clock(budget_s), seed=seed)
 
 
 def finish(bench: Bench, work: Callable[[Bench], None]) -> dict[str, object]:
-    """Do the session's work and record how it ended: complete, budget spent, or interrupted (which goes on upwards).
+    """Do the session's work and record how it ended: complete, budget spent, interrupted or failed.
 
+    What interrupted it or made it fail goes on upwards.
     Returns what was done: session, rows by kind, how it ended, where the rows are.
     """
-    ended = "complete"
+    ended = "failed"
     try:
         work(bench)
+        ended = "complete"
     except OutOfTimeError:
         ended = "budget spent"
         bench.say("budget spent; run the same command again to go on where this stopped")

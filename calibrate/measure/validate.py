@@ -75,8 +75,7 @@ def _measure_cell(bench: Bench, workload: Workload, configs: list[Config]) -> No
             decoder.step()
         decoder.tiers.count_misses()
     for round_ in range(ROUNDS):
-        # Another order every round, so that no configuration always follows the same one.
-        for i in sorted(range(len(configs)), key=lambda i: (i * 7 + round_ * 5) % len(configs)):
+        for i in _order(len(configs), round_):
             samples[i] += _samples(decoders[i])
     rows = []
     for config, decoder, seen in zip(configs, decoders, samples, strict=True):
@@ -93,6 +92,13 @@ def _measure_cell(bench: Bench, workload: Workload, configs: list[Config]) -> No
         f"batch {workload.batch}, {workload.context_tokens} tokens, {workload.miss_rate:.0%} misses: "
         f"{rows[0].us / 1e3:.2f} ms chosen, {best.us / 1e3:.2f} ms best of {len(rows)}"
     )
+
+
+def _order(count: int, round_: int) -> list[int]:
+    """Another order every round, from another start and to and fro: no run always follows the same one."""
+    start = round_ * count // ROUNDS
+    order = [(start + i) % count for i in range(count)]
+    return order[::-1] if round_ % 2 else order
 
 
 def _samples(decoder: Decoder) -> tuple[float, ...]:

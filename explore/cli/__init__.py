@@ -1,4 +1,21 @@
-"""The ``sparda`` command line: one small module for each command."""
+"""The ``sparda`` command line: one small module for each command.
+
+With ``--json`` a command prints one JSON object on stdout and nothing else:
+
+- always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
+- ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
+- ``simulate``: ``prediction`` (predict.Prediction), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``,
+  ``link_bytes``, ``trace``;
+- ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,
+  ``fitting``, ``study`` (null, or study.Finding);
+- ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
+- ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
+- ``evidence``: ``figures`` by id (evidence.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
+  ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``.
+
+Commands that use a profile name it in ``profile`` and ``tier``. Times end in ``_us`` (microseconds), memory in
+``_gib`` (2**30 bytes); gains, errors, misses and bands are shares: 0.05 is 5 %.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +39,7 @@ COMMANDS = {
     "simulate": "predict one decode step and where its time goes",
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
-    "validate": "measure what the search chose and judge it (needs a GPU)",
+    "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",
     "evidence": "recompute every claimed figure from committed rows",
     "demo": "the H200 table and a report, in under a minute",
@@ -64,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps({"schema": SCHEMA, "command": command, "error": sentence}))
         return MISTAKE
     except KeyboardInterrupt:
-        print("\nsparda: interrupted; files already written are whole.", file=sys.stderr)
+        # A terminal has just shown ^C.
+        start = "\n" if sys.stderr.isatty() else ""
+        print(f"{start}sparda: interrupted; files already written are whole, begun ones resume.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left (`sparda table | head`): not an error, and nothing more can be said to it.
@@ -79,10 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_command(words: Sequence[str]) -> None:
     """Name the closest command where the first word is none; argparse would only list them."""
+    if not [w for w in words if w != "--json"]:
+        raise SpardaError(
+            f"no command given; commands: {', '.join(COMMANDS)}. Begin with `sparda doctor` or see `sparda --help`."
+        )
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         near = difflib.get_close_matches(words[0], COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise SpardaError(f"unknown command {words[0]!r}; {hint}Commands: {', '.join(COMMANDS)}.")
+        raise SpardaError(f"unknown command {words[0]!r}; {hint}commands: {', '.join(COMMANDS)}.")
 
 
 def _run(args: argparse.Namespace) -> Output:

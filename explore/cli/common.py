@@ -69,15 +69,18 @@ def require_gpu(command: str) -> None:
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         raise SpardaError(
-            f"sparda {command} runs kernels and needs {' and '.join(missing)}; install with "
+            f"{command} runs kernels and needs {' and '.join(missing)}; install with "
             "`pip install 'sparda[engine]'` on a machine with a CUDA GPU."
         )
     import torch
 
     if not torch.cuda.is_available():
+        without = (
+            "`sparda validate --verdicts` judges measured rows" if command == "validate" else "`sparda table` works"
+        )
         raise SpardaError(
-            f"sparda {command} measures on a CUDA GPU and none is visible; run it on a machine with one (see "
-            "`sparda doctor`), or use a shipped profile."
+            f"{command} measures on a CUDA GPU and none is visible; run it on a machine with one (see `sparda doctor`)."
+            f" Without one {without}."
         )
 
 

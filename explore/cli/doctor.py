@@ -23,8 +23,11 @@ PACKAGES = (
     ("torch", "measure, validate", "pip install 'sparda[engine]'"),
     ("triton", "measure, validate", "pip install 'sparda[engine]'"),
 )
+NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-NO_GPU_HINT = "measure and validate need one; all else runs without"
+NO_GPU_HINT = "only measure and validate need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
+NEED_NO_GPU = "simulate, explore, table, report, demo, evidence, calibrate, validate --verdicts"
+NEED_GPU = "measure, validate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,14 @@ def run(args: argparse.Namespace) -> Output:
         _profiles(),
     ]
     gpu = all(c.state == "ok" for c in checks if c.name in ("torch", "triton") or c.name.startswith("gpu"))
-    simulator = all(c.state == "ok" for c in checks if c.name in ("numpy", "simpy", "optuna", "profiles"))
+    simulator = all(c.state == "ok" for c in checks if c.name in NO_GPU_CHECKS)
     lines = [columns(["", "state", "found"], [[c.name, c.state, c.found] for c in checks], left=3)]
     lines += [wrapped(f"{c.name}: {c.hint}", "  ") for c in checks if c.hint and c.state != "ok"]
-    lines.append(f"simulate, explore, table, demo: {'ready' if simulator else 'not ready'}")
-    lines.append(f"measure, validate: {'ready' if gpu else 'not ready'}")
+    lines.append("")
+    lines.append(wrapped(f"Ready: {NEED_NO_GPU}." if simulator else f"Not ready: {NEED_NO_GPU}."))
+    lines.append(f"Ready: {NEED_GPU}." if gpu else f"Not ready: {NEED_GPU} (they measure on a GPU).")
+    if simulator:
+        lines.append("Next: sparda table, or sparda demo --report report.html")
     return Output(
         {"checks": [asdict(c) for c in checks], "can_simulate": simulator, "can_measure": gpu}, "\n".join(lines)
     )
@@ -65,11 +71,16 @@ def run(args: argparse.Namespace) -> Output:
 def _package(wanted: tuple[str, str, str]) -> Check:
     name, use, install = wanted
     if importlib.util.find_spec(name) is None:
-        return Check(name, "missing", "-", f"{use} need it: {install}")
+        return Check(name, "missing", "-", f"needed by {use}: {install}")
     try:
-        return Check(name, "ok", version(name))
+        found = version(name)
     except PackageNotFoundError:
-        return Check(name, "ok", "unknown version")
+        found = "unknown version"
+    if name == "torch" and found.endswith("+cpu"):
+        return Check(
+            name, "warning", found, "built without CUDA, enough for the tests; to measure install a CUDA build"
+        )
+    return Check(name, "ok", found)
 
 
 def _gpus() -> list[Check]:

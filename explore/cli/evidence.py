@@ -13,8 +13,19 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of this command."""
-    parser.add_argument("--profile", default="h200-sxm.measured", metavar="NAME", help="profile by name or folder")
-    parser.add_argument("--seconds", type=positive, default=1.0, help="time spent on the simulator's own speed")
+    parser.add_argument(
+        "--profile",
+        default="h200-sxm.measured",
+        metavar="NAME",
+        help="profile by name or folder (default: h200-sxm.measured)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=1.0,
+        metavar="S",
+        help="seconds spent on the simulator's own speed (default: 1)",
+    )
     parser.add_argument("--markdown", action="store_true", help="the table as it stands in the README")
     add_json(parser)
 
@@ -38,7 +49,7 @@ def run(args: argparse.Namespace) -> Output:
 
 
 def _text(figures: dict[str, Figure]) -> str:
-    from sparda.explore.text import columns
+    from sparda.explore.text import columns, wrapped
 
     words = {True: "met", False: "NOT MET", None: "-"}
     rows = [
@@ -52,7 +63,8 @@ def _text(figures: dict[str, Figure]) -> str:
         ]
         for name, f in figures.items()
     ]
-    return columns(["figure", "value", "target", "", "rows", "unit"], rows)
+    missed = [wrapped(f"Not met, {name}: {f.conditions}.") for name, f in figures.items() if f.met is False]
+    return "\n".join([columns(["figure", "value", "target", "", "rows", "unit"], rows), *missed])
 
 
 def _number(value: float | None) -> str:

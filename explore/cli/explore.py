@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> Output:
     from dataclasses import replace
 
     from sparda.explore import study
+    from sparda.explore.cells import public_ctas
     from sparda.explore.predict import Predictor
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
     from sparda.explore.text import Progress
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> Output:
     progress = Progress("configurations", space.size + max(args.trials, 0))
     oracle = enumerate_space(predictor, space, workload, config, progress.step)
     choice = pick([p for p in oracle if p.config.top_k == config.top_k] or oracle, noise)
+    public = predictor(workload, replace(config, prefetch_ctas=public_ctas(workload.batch)))
     finding = None
     if args.trials or args.journal:
         wide = study.wide_space(space)
@@ -74,9 +76,11 @@ def run(args: argparse.Namespace) -> Output:
         "tier": profile.tier,
         "model": scenario.model,
         **_choice(choice),
+        "public": public.to_dict(),
+        "gain": choice.best.tokens_per_s / public.tokens_per_s - 1,
         "study": _study(finding) if finding else None,
     }
-    return Output(data, _text(profile.label, scenario.model, choice, finding))
+    return Output(data, _text(profile.label, scenario.model, choice, public, finding))
 
 
 def _choice(choice: Choice) -> dict[str, object]:
@@ -124,12 +128,12 @@ def _lines(predictions: tuple[Prediction, ...]) -> str:
         for c in (p.config,)
     ]
     return columns(
-        ["CTAs", "warps", "stages", "ahead", "top-k", "slots", "ms", "tokens/s", "fits", "measured"], rows, 0
+        ["CTAs", "warps", "stages", "ahead", "top-k", "slots", "ms", "tokens/s", "fits", "in range"], rows, 0
     )
 
 
-def _text(label: str, model: str, choice: Choice, finding: Finding | None) -> str:
-    from sparda.explore.text import percent, wrapped
+def _text(label: str, model: str, choice: Choice, public: Prediction, finding: Finding | None) -> str:
+    from sparda.explore.text import count, percent, wrapped
 
     p = choice.best
     w = p.workload
@@ -140,6 +144,11 @@ def _text(label: str, model: str, choice: Choice, finding: Finding | None) -> st
         ),
         f"{choice.considered} configurations enumerated, {choice.fitting} fit in memory.",
         f"Best: {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s (band {p.low:.0f} to {p.high:.0f}).",
+        wrapped(
+            f"The public rule's {count(public.config.prefetch_ctas, 'CTA')}, all else as the scenario has it: "
+            f"{public.step_us / 1e3:.3f} ms, {public.tokens_per_s:.0f} tokens/s; the best is "
+            f"{percent(p.tokens_per_s / public.tokens_per_s - 1, sign=True)}."
+        ),
         _lines((p,)),
         "",
         f"{len(choice.ties)} within {percent(choice.noise)} of the fastest, fewest CTAs first:",
@@ -162,9 +171,9 @@ def _study_lines(finding: Finding) -> list[str]:
     best = finding.choice.best
     regret = "unknown" if finding.regret is None else percent(finding.regret, 2, sign=True)
     lines = [
-        f"Optuna: {finding.trials} trials ({finding.new_trials} new, {finding.infeasible} infeasible), kept in "
-        f"{finding.storage}.",
-        f"Best: {best.tokens_per_s:.0f} tokens/s; regret against the enumeration {regret}.",
+        f"Optuna: {finding.trials} trials ({finding.new_trials} new, {finding.infeasible} infeasible), "
+        f"{'not kept' if finding.storage == 'memory' else f'kept in {finding.storage}'}.",
+        f"Best: {best.tokens_per_s:.0f} tokens/s; regret in step time against the enumeration {regret}.",
         _lines((best,)),
     ]
     if finding.front:

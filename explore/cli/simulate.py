@@ -61,6 +61,15 @@ def _kinds(timeline: Timeline) -> list[dict[str, object]]:
     ]
 
 
+def _band_text(profile: Profile) -> str:
+    from sparda.explore.text import count, percent
+
+    band = profile.band
+    if not band.count:
+        return "error unknown, no step was held out"
+    return f"-/+ {percent(band.p90)}, the p90 error of {count(band.count, 'held-out step')}"
+
+
 def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace: Path | None) -> str:
     from sparda.explore.predict import prediction_label
     from sparda.explore.text import columns, percent, wrapped
@@ -75,7 +84,10 @@ def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace
             f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses; {p.config.policy}: "
             f"{prediction_label(p.config)}. Profile {profile.label}."
         ),
-        f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s (band {p.low:.0f} to {p.high:.0f}).",
+        wrapped(
+            f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({p.low:.0f} to {p.high:.0f}: "
+            f"{_band_text(profile)})."
+        ),
         f"GPU memory {p.gpu_gib:.1f} GiB, pinned memory {p.pinned_gib:.1f} GiB.",
         "",
         columns(["kind", "stream", "count", "us", "of step"], rows, left=2),

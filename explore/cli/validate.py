@@ -20,6 +20,7 @@ from sparda.explore.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from sparda.engine.config import Config
     from sparda.explore.cells import CellVerdict
     from sparda.explore.validate import Summary
 
@@ -51,6 +52,8 @@ def run(args: argparse.Namespace) -> Output:
         folder = profile_named(scenario_of(args).profile).folder
     path = args.cells or (folder or Path()) / validate.FILE
     out = args.out or folder or Path()
+    if not path.exists():
+        raise SpardaError(f"{path}: there is no such cells file; write one with `sparda validate --winners {path}`.")
     cells = validate.read_cells(path)
     if not args.verdicts:
         validate.measure_cells(path, out, args.budget)
@@ -94,7 +97,8 @@ def _winners(args: argparse.Namespace) -> Output:
 
 
 def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
-    from sparda.explore.text import columns, percent, tokens_label, wrapped
+    from sparda.explore.cells import NOT_RUN, TOLERANCE
+    from sparda.explore.text import columns, misses, percent, tokens_label, wrapped
 
     def share(value: float | None, sign: bool = True) -> str:
         return "-" if value is None else percent(value, 1, sign=sign)
@@ -109,9 +113,9 @@ def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
             [
                 tokens_label(w.context_tokens),
                 str(w.batch),
-                percent(w.miss_rate, 0),
-                str(v.chosen.prefetch_ctas),
-                str(v.best.prefetch_ctas) if v.best else "-",
+                misses(w.miss_rate),
+                _short(v.chosen),
+                _short(v.best) if v.best else "-",
                 predicted,
                 measured,
                 share(v.error),
@@ -120,13 +124,20 @@ def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
                 v.confirmed,
             ]
         )
-    headers = ["ctx", "batch", "miss", "CTAs", "best", "pred", "meas", "error", "regret", "gain", "agrees"]
-    tail = (
-        f"{totals.confirmed} confirmed, {totals.contradicted} contradicted, {totals.not_run} not measured; "
-        f"{totals.runs} runs measured. Profile {profile}."
-    )
-    extremes = (
-        f"Error median {share(totals.median_error, False)}, worst {share(totals.max_error, False)}; "
-        f"worst regret {share(totals.max_regret, False)}; pred and meas in ms."
-    )
-    return "\n".join([columns(headers, rows), wrapped(tail), wrapped(extremes)])
+    headers = ["ctx", "batch", "miss", "chosen", "best", "pred", "meas", "error", "regret", "gain", "confirmed"]
+    notes = [
+        f"{totals.confirmed} confirmed, {totals.contradicted} contradicted, {totals.not_run} not measured as chosen; "
+        f"{totals.runs} runs measured. Profile {profile}.",
+        f"Of all runs: error median {share(totals.median_error, False)}, worst {share(totals.max_error, False)}; worst "
+        f"regret {share(totals.max_regret, False)}.",
+        "chosen: CTAs@lookahead that the search chose; best: the fastest measured. pred, meas: step of the chosen, ms; "
+        "error: pred over meas, less 1. regret: meas over the best, less 1; up to "
+        f"{percent(TOLERANCE, 0)} confirms. gain: measured tokens/s over the public rule's CTA count, all else equal.",
+    ]
+    if any(v.confirmed != NOT_RUN and v.gain_public is None for v in found):
+        notes.append("gain -: the public rule's count was not measured with the chosen lookahead.")
+    return "\n".join([columns(headers, rows), *map(wrapped, notes)])
+
+
+def _short(config: Config) -> str:
+    return f"{config.prefetch_ctas}@{config.lookahead}"

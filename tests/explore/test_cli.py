@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -20,15 +19,8 @@ from sparda.explore.validate import FILE, read_cells
 
 SMALL = ["--set", "grid.batch=4,16", "--set", "grid.context_tokens=32768", "--set", "grid.miss_rate=0.06"]
 FEW = ["--set", "grid.prefetch_ctas=1,2,4,16", "--set", "grid.prefetch_warps=1", "--set", "grid.prefetch_stages=8"]
-NO_CUDA = types.SimpleNamespace(cuda=types.SimpleNamespace(is_available=lambda: False))
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", NO_CUDA)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
 
 
 @pytest.fixture
@@ -188,6 +180,8 @@ def test_demo_prints_the_table_and_writes_the_report(
         (["measure"], "--out"),
         (["measure", "--out", "x", "--parts", "linc"], "link"),
         (["tabel"], "did you mean 'table'"),
+        ([], "no command given"),
+        (["validate", "--verdicts", "--cells", "nowhere.json"], "--winners nowhere.json"),
     ],
 )
 def test_a_mistake_is_one_sentence(shipped: Profile, capsys: Capture, words: list[str], said: str) -> None:
@@ -200,34 +194,17 @@ def test_a_damaged_profile_is_named(capsys: Capture, tmp_path: Path) -> None:
         assert "profile.json" in mistake(capsys, "simulate", "--profile", str(tmp_path))
 
 
-@pytest.mark.parametrize("words", [["measure", "--out", "x"], ["validate"]])
-def test_measuring_needs_a_gpu(no_gpu: None, capsys: Capture, words: list[str]) -> None:
-    assert "CUDA GPU and none is visible" in mistake(capsys, *words)
+def test_an_interruption_ends_with_130_and_a_line(
+    shipped: Profile, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize("words", [["measure", "--out", "x"], ["validate"]])
-def test_measuring_needs_torch(monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str]) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert "pip install 'sparda[engine]'" in mistake(capsys, *words)
-
-
-def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr("shutil.which", lambda _name: None)
-    data = one_object(capsys, "doctor")
-    assert data["can_measure"] is False
-    assert {c["name"] for c in data["checks"] if c["state"] == "missing"} >= {"torch", "triton", "gpu"}
-    assert cli.main(["doctor"]) == 0
-    assert "sparda[engine]" in capsys.readouterr().out
-
-
-def test_doctor_lists_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 570.1, 143771, 5, 16'\n")
-    tool.chmod(0o755)
-    monkeypatch.setattr("shutil.which", lambda _name: str(tool))
-    checks = {c["name"]: c["found"] for c in one_object(capsys, "doctor")["checks"]}
-    assert checks["gpu 0"] == "NVIDIA H200, 143771 MiB, driver 570.1, PCIe 5 x16"
+    monkeypatch.setattr("sparda.explore.study.run_study", interrupt)
+    assert cli.main(["explore", *FEW, "--trials", "9", "--json"]) == 130
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
 
 
 def test_ctrl_c_ends_with_130_and_one_line(monkeypatch: pytest.MonkeyPatch, shipped: Profile, capsys: Capture) -> None:

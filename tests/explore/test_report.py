@@ -110,6 +110,21 @@ def test_measured_cells_are_counted(tmp_path: Path, profile: Profile, scenario: 
     assert "Hardware: of the 2 cells below, 1 confirmed" in words
     assert "largest measured gain over the public rule is +10.0 %" in words
     assert "2 measured steps of just these conditions" in words
+    assert "Hardware confirms it: measured as chosen, a step takes 1.00 ms, +10.0 % over the public rule" in words
+    assert "✓ +10.0 %" in words
+
+
+def test_a_contradicted_answer_names_the_better_one(
+    tmp_path: Path, profile: Profile, scenario: Scenario, row: MakeRow
+) -> None:
+    cell = next(r for r in cta_table(profile, scenario).rows if r.workload == scenario.workload)
+    chosen = Config(top_k=cell.top_k, prefetch_ctas=cell.prefetch_ctas, lookahead=cell.lookahead)
+    public = replace(chosen, prefetch_ctas=16)
+    rows = [row("validation", cell.workload, chosen, 1100), row("validation", cell.workload, public, 1000)]
+    profile.store.append("v", rows)
+    words = words_of(written(tmp_path, profile, scenario))
+    assert "Hardware contradicts it" in words
+    assert "16 CTAs x 1 warp x 8 stages" in words
 
 
 def test_every_measured_step_is_held_against_its_prediction(

@@ -112,7 +112,9 @@ def test_exports_hold_the_same_numbers(table: CtaTable) -> None:
     parsed = json.loads(export(table, "json"))
     assert parsed["schema"] == 1
     toml = tomllib.loads(export(table, "toml"))
-    assert toml == json.loads(json.dumps(parsed))
+    # TOML has no null: what was not measured is not there.
+    known = [{k: v for k, v in r.items() if v is not None} for r in parsed["rows"]]
+    assert toml == {**parsed, "rows": known}
     for rows in (parsed["rows"], toml["rows"], list(csv.DictReader(io.StringIO(export(table, "csv"))))):
         assert [(int(r["context_tokens"]), int(r["batch"]), int(r["prefetch_ctas"])) for r in rows] == want
     lines = [line for line in export(table, "md").splitlines() if line.startswith("| 32K")]
@@ -125,6 +127,24 @@ def test_a_terminal_of_80_columns_is_enough(table: CtaTable) -> None:
     )
     text = export(replace(table, rows=(wide, *table.rows)), "text")
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_table_says_what_hardware_said_and_what_is_short(table: CtaTable) -> None:
+    first, second = table.rows
+    short = "pinned memory: 9.0 GiB needed, 8.0 GiB there, 1.0 GiB too much"
+    rows = (
+        replace(first, gain=0.1, confirmed="yes", measured_gain=0.07),
+        replace(second, confirmed="no", fits=False, limit_reason=short),
+        replace(second, fits=False, limit_reason=short),
+    )
+    text = " ".join(export(replace(table, rows=rows), "text").split())
+    assert "+10.0 % yes +7.0 %" in text
+    assert "1 yes (measured within 3 % of the best measured configuration), 1 no (contradicted), 1 -" in text
+    assert "off by 3.0 points in the median, 3.0 at most" in text
+    assert "Contradicted: 32K batch 16 6 %." in text
+    assert f"(batch 16 at 32K: {short})" in text
+    lines = export(replace(table, rows=rows), "md").splitlines()
+    assert lines[2].endswith("| +10.0 % | yes | +7.0 % |")
 
 
 def test_an_unknown_format_is_refused(table: CtaTable) -> None:
@@ -163,6 +183,11 @@ def test_the_shell_function_prints_the_tables_numbers(
 ) -> None:
     done = _shell(varied, tmp_path, shell, f"{FUNCTION} 'NVIDIA Fake $1' {batch} {context}")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{ctas}\n", "")
+
+
+def test_the_shell_function_says_which_lookahead_its_counts_go_with(varied: CtaTable) -> None:
+    rows = tuple(replace(r, lookahead=2 if r.batch == 64 else 1) for r in varied.rows)
+    assert "Counts go with lookahead 1; 2 at 32K for batch 64." in export(replace(varied, rows=rows), "sh")
 
 
 def test_the_shell_function_of_one_cell_is_a_number(varied: CtaTable, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""GPU tests: skipped, visibly, where torch sees no CUDA device."""
+"""GPU tests: skipped, visibly, where torch sees no CUDA device or kernels are interpreted."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+            elif os.environ.get("TRITON_INTERPRET") == "1":
+                item.add_marker(pytest.mark.skip(reason="needs compiled kernels: run `make gpu-test`"))
 
 
 @pytest.fixture(scope="session")
