@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import log2
 
@@ -119,6 +119,8 @@ class FittedCosts:
 
     machine: Machine
     fitted: Fitted
+    _memo: dict[tuple[str, str, int, int, int], float] = field(default_factory=dict, compare=False, repr=False)
+    """Values beside a copy by (table, kind, batch, stages, CTAs): a search asks for the same ones over and over."""
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
         cost, batch = self.fitted.kernels[op.kind], plan.workload.batch
@@ -131,9 +133,7 @@ class FittedCosts:
         beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
         if beside is None or ctas < 1:
             return 1.0
-        stages = plan.config.prefetch_stages
-        at = [at_depth(b.slowdown, stages, ctas) for b in beside]
-        return max(1.0, interpolate([b.batch for b in beside], at, plan.workload.batch))
+        return max(1.0, self._beside("slowdown", op.kind, beside, plan, ctas))
 
     def transfer_start_ns(self, plan: Plan) -> float:
         return self.fitted.start_ns
@@ -147,10 +147,17 @@ class FittedCosts:
         beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
         if beside is None:
             return 1.0
-        config = plan.config
-        at = [at_depth(b.gb_s, config.prefetch_stages, config.prefetch_ctas) for b in beside]
-        rate = interpolate([b.batch for b in beside], at, plan.workload.batch)
+        rate = self._beside("gb_s", op.kind, beside, plan, plan.config.prefetch_ctas)
         return min(1.0, rate / self.transfer_gb_s(plan))
+
+    def _beside(self, table: str, kind: str, beside: Sequence[Beside], plan: Plan, ctas: int) -> float:
+        """``table`` ("slowdown" or "gb_s") of a kind at the plan's batch and depth and ``ctas``."""
+        batch, stages = plan.workload.batch, plan.config.prefetch_stages
+        key = (table, kind, batch, stages, ctas)
+        if key not in self._memo:
+            at = [at_depth(b.slowdown if table == "slowdown" else b.gb_s, stages, ctas) for b in beside]
+            self._memo[key] = interpolate([b.batch for b in beside], at, batch)
+        return self._memo[key]
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         # Measured as what the selection streams cost the main stream in a layer; there the attention waits for them.
