@@ -198,7 +198,7 @@ class Tiers:
 
 
 def new_pool(rows: int, values: int, device: torch.device) -> Tensor:
-    """A host pool of ``rows`` blocks, pinned where there is a GPU to read it. Pinning takes about 0.85 s per GiB.
+    """A host pool of ``rows`` blocks, pinned where there is a GPU to read it. Pinning takes most of a second per GiB.
 
     Raises SpardaError when the memory cannot be locked.
     """

@@ -90,7 +90,7 @@ def _merge_kernel(
     """One program a query head: its attention from the results of all splits, added in split order.
 
     A kernel of its own, and not the last split's business: read by one thread block per KV head, the partial results
-    took five times as long as the attention itself.
+    took several times as long as the attention itself.
     """
     head = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)

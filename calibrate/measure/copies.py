@@ -44,7 +44,7 @@ class Lists:
 
     The order of the rows matters more than one would think: a decode step never reads the same host rows twice in a
     row, and a head's misses ascend within that head's part of the pool. Copies of the same few rows over and over,
-    which the host's caches and the IOMMU's know by then, ran at 43 GB/s from one CTA where a step sees 28.
+    which the host's caches and the IOMMU's know by then, ran half as fast again from one CTA as a step's.
     """
 
     LENGTH = 1 << 17

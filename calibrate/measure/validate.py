@@ -19,7 +19,7 @@ SAMPLES = 4
 WARMUP = 1
 """Replays before the samples of each round: the first after another configuration finds other data in the caches."""
 
-SECONDS_PER_RUN = 0.7
+SECONDS_PER_RUN = 0.5
 """Set-up and measuring of one configuration of a cell, on an H200."""
 
 

@@ -13,6 +13,7 @@ from sparda.engine.errors import SpardaError
 if TYPE_CHECKING:
     from sparda.calibrate.profile import Profile
     from sparda.explore.scenario import Scenario
+    from sparda.explore.table import CtaTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,17 @@ def profile_named(name: str) -> Profile:
     from sparda.calibrate import profile
 
     return profile.load_profile(name)
+
+
+def table_of(profile: Profile, scenario: Scenario) -> CtaTable:
+    """The CTA table of the scenario's grid, with progress on a terminal."""
+    from sparda.explore.table import cta_table
+    from sparda.explore.text import Progress
+
+    progress = Progress("cells", len(scenario.grid.cells))
+    table = cta_table(profile, scenario, each=progress.step)
+    progress.close()
+    return table
 
 
 def require_gpu(command: str) -> None:

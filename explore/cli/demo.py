@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, table_of, write_folder_of
 from sparda.explore.text import wrapped
 
 
@@ -19,14 +19,10 @@ def run(args: argparse.Namespace) -> Output:
     """Table first, then the report."""
     from sparda.explore.exports import table_text
     from sparda.explore.report import write_report
-    from sparda.explore.table import cta_table
-    from sparda.explore.text import Progress
 
     scenario = scenario_of(args)
     profile = profile_named(scenario.profile)
-    progress = Progress("cells", len(scenario.grid.cells))
-    table = cta_table(profile, scenario, each=progress.step)
-    progress.close()
+    table = table_of(profile, scenario)
     path = write_folder_of(args.report)
     write_report(path, profile, scenario)
     head = wrapped(

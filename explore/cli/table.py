@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, table_of, write_folder_of
 
 FORMATS = ("text", "md", "json", "toml", "csv", "sh")
 
@@ -21,14 +21,10 @@ def run(args: argparse.Namespace) -> Output:
     """Make the table and print or write it."""
     from sparda.engine.loader import write_text
     from sparda.explore.exports import export
-    from sparda.explore.table import cta_table
-    from sparda.explore.text import Progress
 
     scenario = scenario_of(args)
     profile = profile_named(scenario.profile)
-    progress = Progress("cells", len(scenario.grid.cells))
-    table = cta_table(profile, scenario, each=progress.step)
-    progress.close()
+    table = table_of(profile, scenario)
     text = export(table, args.format)
     if args.out:
         write_text(write_folder_of(args.out), text)
