@@ -18,7 +18,7 @@ PLANNED = ("sparda", "sparse")
 HOST_BOUND = 1.5
 """Times a tiny graph's time, below which a graph of one operation says more of the host than of the operation."""
 
-GRAPH_OPS = ("graph", "serial", "hop")
+GRAPH_OPS = ("graph", "serial")
 """Rows of kind ``kernel`` that are no kind of operation."""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 
+from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.profile import ErrorBand
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
@@ -31,18 +32,11 @@ class HeldOut:
         return self.predicted_us / self.measured_us - 1.0
 
 
-def of_case(row: Row) -> tuple[Workload, Config]:
-    """The workload and configuration that a step or validation row was measured with."""
-    w = {f.name: row.case[f.name] for f in fields(Workload)}
-    c = {f.name: row.case[f.name] for f in fields(Config)}
-    return Workload(**w), Config(**c)  # type: ignore[arg-type]
-
-
 def held_out(rows: Iterable[Row], costs: CostModel, shape: ModelShape, spec: SparseSpec) -> list[HeldOut]:
     """Simulate every row's configuration. None of these rows had a part in ``costs``."""
     found = []
     for row in rows:
-        workload, config = of_case(row)
+        workload, config = workload_of(row), config_of(row)
         predicted = play(make_plan(shape, spec, workload, config), costs).step_us
         found.append(HeldOut(workload, config, row.us, predicted, row.spread))
     return found

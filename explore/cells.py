@@ -5,18 +5,17 @@ Nothing here simulates: the machine that measures needs no simulator, it reads p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from sparda.calibrate.cases import KNOBS, config_of, workload_of
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
-from sparda.engine.errors import SpardaError
 
 TOLERANCE = 0.03
 """A chosen configuration is confirmed when its measured step takes at most 3 % longer than the best measured."""
 
 NOT_RUN = "-"
-KNOBS = ("policy", "top_k", "lookahead", "prefetch_ctas", "prefetch_warps", "prefetch_stages", "resident_blocks")
 
 
 def public_ctas(batch: int) -> int:
@@ -25,28 +24,6 @@ def public_ctas(batch: int) -> int:
     The same launcher gives 16 to every GPU it does not know.
     """
     return 16 if batch <= 16 else 32
-
-
-def workload_of(row: Row) -> Workload:
-    """The workload a step or validation row was measured on. Raises SpardaError where its case lacks one."""
-    case = _case(row, ("batch", "context_tokens", "miss_rate"))
-    return Workload(int(case["batch"]), int(case["context_tokens"]), float(case["miss_rate"]))
-
-
-def config_of(row: Row) -> Config:
-    """The configuration a step or validation row was measured with; knobs it does not name have their defaults."""
-    case = _case(row, ("top_k",))
-    numbers = {k: int(case[k]) for k in KNOBS if k != "policy" and k in case}
-    return Config(policy=str(case.get("policy", "sparda")), **numbers)
-
-
-def _case(row: Row, needed: Sequence[str]) -> Mapping[str, float | int | str | bool]:
-    missing = [k for k in needed if k not in row.case]
-    if missing:
-        raise SpardaError(
-            f"a {row.kind} row of session {row.session} lacks {', '.join(missing)}; remove the row or measure again."
-        )
-    return row.case
 
 
 def cell_key(workload: Workload) -> tuple[int, int, float]:

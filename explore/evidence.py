@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from sparda.calibrate.cases import config_of, workload_of
+from sparda.calibrate.holdout import HeldOut, error_band, held_out
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
@@ -13,9 +14,9 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.loader import to_plain
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import SparseSpec, model_named
-from sparda.explore.cells import CellVerdict, config_of, workload_of
+from sparda.explore.cells import CellVerdict
+from sparda.explore.text import count
 from sparda.explore.validate import FILE, read_cells, verdicts
-from sparda.sim.player import play
 from sparda.sim.speed import steps_per_second
 
 
@@ -74,7 +75,7 @@ class _Evidence:
         if plateau and best and _gb_s(plateau) > 0:
             value = _gb_s(best) / _gb_s(plateau)
             conditions = (
-                f"2 CTAs, {best.case.get('warps')} warps, {best.case.get('stages')} stages, case {case}: "
+                f"2 CTAs, {count(int(best.case['warps']), 'warp')}, {best.case['stages']} stages, case {case}: "
                 f"{_gb_s(best):.1f} of {_gb_s(plateau):.1f} GB/s"
             )
         used = [*two, plateau] if plateau and plateau not in two else two
@@ -94,16 +95,17 @@ class _Evidence:
         best = min(rows, key=lambda r: r.us, default=None)
         conditions = f"batch {batch}, 131072 tokens, {miss_rate:.0%} misses, top-k 96, lookahead 1"
         if best:
-            conditions += f", {config_of(best).prefetch_ctas} CTAs; median of {len(best.samples_us)} samples"
+            conditions += f", {count(config_of(best).prefetch_ctas, 'CTA')}; median of {len(best.samples_us)} samples"
             if best.values.get("pool_aliased"):
                 conditions += ", sequences share blocks of the host pool"
         return self.figure(best.us / 1e3 if best else None, "ms", target, False, rows, conditions)
 
     def held_out(self) -> dict[str, Figure]:
         """Errors of simulated whole steps against measured ones that no cost was fitted to."""
-        errors = [abs(self._simulated_us(r) / r.us - 1) for r in self.steps if r.us > 0]
-        worst = max(zip(errors, self.steps, strict=True), key=lambda pair: pair[0], default=None) if errors else None
-        where = f"worst: batch {worst[1].case.get('batch')}, {worst[1].op or 'step'}" if worst else "no rows"
+        steps = self._held_out()
+        band = error_band(steps) if steps else None
+        worst = max(steps, key=lambda h: abs(h.error), default=None)
+        where = f"worst: batch {worst.workload.batch}, {worst.config.policy}" if worst else "no rows"
         text = "measured whole steps, simulated from kernel, link and co-run rows alone"
 
         def held(value: float | None, unit: str, target: float, higher: bool, more: str = "") -> Figure:
@@ -111,14 +113,13 @@ class _Evidence:
 
         unit = "share of the measured step"
         return {
-            "heldout.steps.count": held(float(len(errors)), "steps", 40, True),
-            "heldout.steps.median": held(median(errors) if errors else None, unit, 0.05, False),
-            "heldout.steps.max": held(max(errors, default=None), unit, 0.15, False, f"; {where}"),
+            "heldout.steps.count": held(float(len(steps)), "steps", 40, True),
+            "heldout.steps.median": held(band.median if band else None, unit, 0.05, False),
+            "heldout.steps.max": held(band.worst if band else None, unit, 0.15, False, f"; {where}"),
         }
 
-    def _simulated_us(self, row: Row) -> float:
-        plan = make_plan(self.shape, self.spec, workload_of(row), config_of(row))
-        return play(plan, self.profile.costs).step_us
+    def _held_out(self) -> list[HeldOut]:
+        return held_out([r for r in self.steps if r.us > 0], self.profile.costs, self.shape, self.spec)
 
     def cells(self) -> list[CellVerdict]:
         path = self.profile.folder / FILE

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from sparda.calibrate.cases import KNOBS, config_of, workload_of
+from sparda.calibrate.holdout import HeldOut, error_band
 from sparda.calibrate.profile import ErrorBand, Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import model_named
-from sparda.explore.cells import KNOBS, cell_key, cell_verdict, config_of, public_ctas, workload_of
+from sparda.explore.cells import cell_key, cell_verdict, public_ctas
 from sparda.explore.predict import Prediction, Predictor
 from sparda.explore.scenario import Scenario
 from sparda.explore.space import Choice, Space, enumerate_space, noise_of, pick
@@ -174,15 +174,4 @@ def band_of(held: Sequence[Held]) -> ErrorBand | None:
     """Errors of these steps as a profile states them; None without steps."""
     if not held:
         return None
-    signed = np.array([h.error for h in held])
-    size = np.abs(signed)
-    p90, p95 = np.quantile(size, [0.9, 0.95])
-    return ErrorBand(
-        count=len(held),
-        median=float(np.median(size)),
-        p90=float(p90),
-        p95=float(p95),
-        worst=float(size.max()),
-        bias=float(np.median(signed)),
-        spread=float(np.median([h.row.spread for h in held])),
-    )
+    return error_band([HeldOut(h.workload, h.config, h.row.us, h.predicted_us, h.row.spread) for h in held])

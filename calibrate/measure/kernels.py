@@ -33,8 +33,8 @@ BY_BATCH = (
 )
 """Kinds whose work depends on the batch alone."""
 
-BY_CONTEXT = ("score", "select", "headscore")
-"""Kinds whose work grows with the context too."""
+BY_CONTEXT = {"sparda": ("score", "select"), "sparse": ("headscore",)}
+"""Kinds whose work grows with the context too, by the policy that has them."""
 
 BY_TOP_K = ("attention",)
 
@@ -69,8 +69,8 @@ def _cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
     for context in CONTEXTS:
         for batch in CONTEXT_BATCHES:
             workload = Workload(batch, context, 0.06)
-            yield workload, Config(), ("score", "select"), "context_tokens"
-            yield workload, Config(policy="sparse"), ("headscore",), "context_tokens"
+            for policy, kinds in BY_CONTEXT.items():
+                yield workload, Config(policy=policy), kinds, "context_tokens"
     for top_k in TOP_KS:
         for batch in BATCHES:
             yield Workload(batch, 32768, 0.06), Config(top_k=top_k), BY_TOP_K, "top_k"

@@ -103,6 +103,9 @@ def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
     def share(value: float | None, sign: bool = True) -> str:
         return "-" if value is None else percent(value, 1, sign=sign)
 
+    def whole(value: float | None) -> str:
+        return "-" if value is None else percent(value, 0, sign=True)
+
     rows = []
     for v in found:
         own = next((r for r in v.runs if r.chosen), None)
@@ -120,22 +123,24 @@ def _text(profile: str, found: Sequence[CellVerdict], totals: Summary) -> str:
                 measured,
                 share(v.error),
                 share(v.regret, False),
-                share(v.gain_public),
+                whole(v.gain_16),
+                whole(v.gain_32),
                 v.confirmed,
             ]
         )
-    headers = ["ctx", "batch", "miss", "chosen", "best", "pred", "meas", "error", "regret", "gain", "confirmed"]
+    headers = ["ctx", "batch", "miss", "chosen", "best", "pred", "meas", "error", "regret", "vs 16", "vs 32", "ok"]
     notes = [
         f"{totals.confirmed} confirmed, {totals.contradicted} contradicted, {totals.not_run} not measured as chosen; "
         f"{totals.runs} runs measured. Profile {profile}.",
         f"Of all runs: error median {share(totals.median_error, False)}, worst {share(totals.max_error, False)}; worst "
         f"regret {share(totals.max_regret, False)}.",
         "chosen: CTAs@lookahead that the search chose; best: the fastest measured. pred, meas: step of the chosen, ms; "
-        "error: pred over meas, less 1. regret: meas over the best, less 1; up to "
-        f"{percent(TOLERANCE, 0)} confirms. gain: measured tokens/s over the public rule's CTA count, all else equal.",
+        f"error: pred over meas, less 1. regret: meas over the best, less 1; {percent(TOLERANCE, 0)} at most confirms. "
+        "vs 16, vs 32: measured tokens/s over the public rule's CTA counts (16 up to batch 16, else 32, on an H100), "
+        "all else equal.",
     ]
     if any(v.confirmed != NOT_RUN and v.gain_public is None for v in found):
-        notes.append("gain -: the public rule's count was not measured with the chosen lookahead.")
+        notes.append("vs -: that count was not measured with the chosen lookahead.")
     return "\n".join([columns(headers, rows), *map(wrapped, notes)])
 
 

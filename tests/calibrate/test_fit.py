@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.fit import calibrate, fit
-from sparda.calibrate.holdout import HeldOut, error_band, held_out, of_case
+from sparda.calibrate.holdout import HeldOut, error_band, held_out
 from sparda.calibrate.profile import load_profile
 from sparda.calibrate.store import Row, Store, Value
 from sparda.engine.config import Config, Workload
@@ -190,7 +191,8 @@ def test_a_folder_must_hold_the_rows_of_one_model(store: Store, tmp_path: Path) 
 
 @pytest.mark.parametrize(("workload", "config"), CASES)
 def test_a_step_row_tells_what_it_was_measured_with(workload: Workload, config: Config) -> None:
-    assert of_case(step_row(workload, config, 100.0)) == (workload, config)
+    row_of = step_row(workload, config, 100.0)
+    assert (workload_of(row_of), config_of(row_of)) == (workload, config)
 
 
 def test_a_held_out_step_stands_beside_its_prediction(store: Store) -> None:

@@ -41,5 +41,8 @@ def test_the_table_on_the_front_page_is_what_the_command_prints(shipped: Profile
 def test_every_command_on_the_front_page_exists() -> None:
     from sparda.explore.cli import COMMANDS
 
-    named = set(re.findall(r"sparda ([a-z]+)(?= |`|$)", README.read_text(), re.MULTILINE))
-    assert named - {"measures", "can"} <= set(COMMANDS) | {"lookahead"}
+    text = README.read_text()
+    shell = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL))
+    named = set(re.findall(r"(?:^|/)sparda ([a-z]+)", shell, re.MULTILINE)) | set(re.findall(r"`sparda ([a-z]+)", text))
+    assert {"measure", "table", "evidence", "simulate"} <= named
+    assert named <= set(COMMANDS)
