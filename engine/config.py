@@ -37,11 +37,8 @@ class Workload:
         )
 
 
-POLICIES = ("sparda", "sparda-on-demand", "sparse", "sparse-resident")
-"""``sparda``: the Forecast of layer l - lookahead chooses, a side stream prefetches.
-``sparda-on-demand``: the same choice, fetched by the main stream when layer l needs it.
-``sparse``: every query head's softmax over compressed keys chooses, fetched on demand.
-``sparse-resident``: the same choice, the whole KV cache on the GPU."""
+POLICIES = ("dense", "sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident")
+"""What ``engine.policies`` has a module for; each says there what it is."""
 
 
 @dataclass(frozen=True, slots=True)

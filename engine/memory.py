@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.policies import resident_layers
-from sparda.engine.shapes import BYTES_PER_VALUE, ModelShape, SparseSpec
+from sparda.engine.shapes import ModelShape, SparseSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ def memory_of(shape: ModelShape, spec: SparseSpec, workload: Workload, config: C
     heads = workload.batch * shape.kv_heads
     slots = whole * blocks + (shape.layers - whole) * min(config.slots + 1, blocks)
     keys = spec.compressed(blocks * spec.block)
-    compressed = shape.layers * heads * keys * shape.head_dim * BYTES_PER_VALUE
+    compressed = shape.layers * heads * keys * shape.head_dim * shape.value_bytes
     activations = workload.batch * (6 * shape.d_model + shape.qkvf_width + 3 * shape.ffn + 3 * shape.vocab)
     return Memory(
         weights_bytes=shape.weight_bytes,
         resident_bytes=heads * slots * shape.block_bytes(spec),
         compressed_bytes=compressed,
-        workspace_bytes=activations * BYTES_PER_VALUE + (1 << 30),
+        workspace_bytes=activations * shape.value_bytes + (1 << 30),
         pinned_bytes=(shape.layers - whole) * heads * blocks * shape.block_bytes(spec),
     )

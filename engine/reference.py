@@ -15,11 +15,7 @@ from sparda.engine.config import Config
 from sparda.engine.policies import projections
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
-from sparda.engine.weights import DTYPE, Weights, rope_table
-
-
-def _bf16(x: Tensor) -> Tensor:
-    return x.to(DTYPE).float()
+from sparda.engine.weights import DTYPES, Weights, rope_table
 
 
 @dataclass
@@ -40,6 +36,10 @@ class ReferenceDecoder:
     def shape(self) -> ModelShape:
         return self.weights.shape
 
+    def _stored(self, x: Tensor) -> Tensor:
+        """As the engine stores it: rounded to the type of the weights."""
+        return x.to(DTYPES[self.shape.value_bytes]).float()
+
     def step(self, tokens: Tensor, chosen: list[Tensor] | None = None) -> Tensor:
         """Feed one token per sequence (int64 [B]); returns logits fp32 [B, vocab].
 
@@ -54,7 +54,7 @@ class ReferenceDecoder:
         for layer, lw in enumerate(w.layers):
             x, h = self._norm(x, delta, lw.norm)
             queries = projections(self.config, layer, s.layers)
-            fused = _bf16(h @ lw.projection(s, queries).float().T)
+            fused = self._stored(h @ w.projection(layer, queries, self.config.lookahead).float().T)
             heads = fused.view(len(tokens), -1, s.head_dim)
             q, k, v, *extra = heads.split([s.heads, s.kv_heads, s.kv_heads] + [s.kv_heads] * len(queries), 1)
             named = {n: self._rope(e, cos, sin) for n, e in zip(queries, extra, strict=True)}
@@ -66,27 +66,27 @@ class ReferenceDecoder:
             old_k, old_v = self.history[layer]
             self.history[layer] = (torch.cat([old_k, k[:, :, None]], 2), torch.cat([old_v, v[:, :, None]], 2))
             out = self._attend(layer, q, self._choose(scores, position, chosen[layer] if chosen else None))
-            delta = _bf16(out @ lw.output.float().T)
+            delta = self._stored(out @ lw.output.float().T)
             x, h = self._norm(x, delta, lw.ffn_norm)
-            gate, up = _bf16(h @ lw.gate_up.float().T).chunk(2, -1)
-            delta = _bf16(_bf16(torch.nn.functional.silu(gate) * up) @ lw.down.float().T)
+            gate, up = self._stored(h @ lw.gate_up.float().T).chunk(2, -1)
+            delta = self._stored(self._stored(torch.nn.functional.silu(gate) * up) @ lw.down.float().T)
         x, h = self._norm(x, delta, w.final_norm)
         return h @ w.head.float().T
 
     def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        x = x if delta is None else _bf16(x + delta)
+        x = x if delta is None else self._stored(x + delta)
         scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.shape.norm_eps)
-        return x, _bf16(scaled * weight.float())
+        return x, self._stored(scaled * weight.float())
 
     def _rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
         c, s = cos[-1], sin[-1]
-        return _bf16(torch.cat([a * c - b * s, b * c + a * s], -1))
+        return self._stored(torch.cat([a * c - b * s, b * c + a * s], -1))
 
     def _compressed(self, layer: int) -> Tensor:
         """Means over the windows complete before this token, [B, H, C, head_dim]."""
         k = self.history[layer][0]
-        return _bf16(k.unfold(2, self.spec.kernel, self.spec.stride).mean(-1))
+        return self._stored(k.unfold(2, self.spec.kernel, self.spec.stride).mean(-1))
 
     def _scores(self, keys: Tensor, q: Tensor, selection: Tensor | None) -> Tensor:
         """[B, H, C]: selection query times key, or the group's softmax probabilities summed."""
@@ -126,7 +126,7 @@ class ReferenceDecoder:
         grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
         logits = torch.einsum("bhgd,bhtd->bhgt", grouped, k) * s.head_dim**-0.5
         logits = logits.masked_fill(~seen[:, :, None], -torch.inf)
-        return _bf16(torch.einsum("bhgt,bhtd->bhgd", logits.softmax(-1), v)).flatten(1)
+        return self._stored(torch.einsum("bhgt,bhtd->bhgd", logits.softmax(-1), v)).flatten(1)
 
 
 def chosen_blocks(tiers: Tiers, chosen_slots: Tensor, chosen_count: Tensor) -> list[Tensor]:

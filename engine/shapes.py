@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sparda.engine.errors import SpardaError
 
-BYTES_PER_VALUE = 2
-"""Weights, activations and the KV cache are bf16."""
+VALUE_BYTES = (2, 4)
+"""Bytes of a weight, an activation or a cached value: bf16, or fp32 where tokens must equal another fp32 program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,10 @@ class ModelShape:
     ffn: int
     vocab: int
     rope_theta: float = 10000.0
+    rope_factors: tuple[float, ...] = ()
+    """Divisors of the head_dim / 2 rotary frequencies, as in LongRoPE; none leaves them alone."""
+    rope_amplitude: float = 1.0
+    """Multiplies cosine and sine, as in LongRoPE and YaRN."""
     norm_eps: float = 1e-6
     max_context: int = 131072
     scale_emb: float = 1.0
@@ -71,8 +75,16 @@ class ModelShape:
     """muP: each residual branch is multiplied by scale_depth / sqrt(layers); 0 means no scaling."""
     dim_model_base: int = 0
     """muP: the last hidden state is divided by d_model / dim_model_base; 0 means no scaling."""
+    value_bytes: int = 2
 
     def __post_init__(self) -> None:
+        if self.value_bytes not in VALUE_BYTES:
+            raise SpardaError(f"{self.name}: value_bytes is {self.value_bytes}; allowed are 2 (bf16) and 4 (fp32).")
+        if self.rope_factors and len(self.rope_factors) != self.head_dim // 2:
+            raise SpardaError(
+                f"{self.name}: {len(self.rope_factors)} rope_factors for a head_dim of {self.head_dim}; "
+                f"give {self.head_dim // 2}, or none."
+            )
         if self.heads % self.kv_heads:
             raise SpardaError(
                 f"{self.name}: {self.heads} query heads over {self.kv_heads} KV heads; "
@@ -107,17 +119,17 @@ class ModelShape:
 
     def block_bytes(self, spec: SparseSpec) -> int:
         """Bytes of one block of one KV head, K and V: the unit that a miss moves (32 KiB for 64 x 128)."""
-        return 2 * spec.block * self.head_dim * BYTES_PER_VALUE
+        return 2 * spec.block * self.head_dim * self.value_bytes
 
     @property
     def layer_weight_bytes(self) -> int:
         linear = self.qkvf_width * self.d_model + self.d_model * self.q_width + 3 * self.ffn * self.d_model
-        return linear * BYTES_PER_VALUE
+        return linear * self.value_bytes
 
     @property
     def weight_bytes(self) -> int:
         """All weights, embedding and untied head included."""
-        return self.layers * self.layer_weight_bytes + 2 * self.vocab * self.d_model * BYTES_PER_VALUE
+        return self.layers * self.layer_weight_bytes + 2 * self.vocab * self.d_model * self.value_bytes
 
 
 MODELS: dict[str, ModelShape] = {

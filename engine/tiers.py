@@ -11,7 +11,7 @@ from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers
 from sparda.engine.shapes import ModelShape, SparseSpec
-from sparda.engine.weights import DTYPE
+from sparda.engine.weights import DTYPES
 from sparda.kernels.prefetch import prefetch
 
 SEED_CTAS = 16
@@ -72,8 +72,9 @@ class Tiers:
         self.heads = batch * kv
         self.offloaded = layers - self.whole
         self.values = 2 * spec.block * shape.head_dim
+        self.dtype = DTYPES[shape.value_bytes]
         exact = self.offloaded * self.heads * self.blocks
-        self.pool = new_pool(max(1, exact), self.values, self.device) if pool is None else pool
+        self.pool = new_pool(max(1, exact), self.values, self.device, self.dtype) if pool is None else pool
         self.aliased = self.pool.shape[0] < exact
 
         def ints(*size: int, fill: int = 0) -> Tensor:
@@ -81,13 +82,13 @@ class Tiers:
 
         def kv_slots(count: int, slots: int) -> Tensor:
             size = (count, batch, kv, slots, 2, spec.block, shape.head_dim)
-            return torch.zeros(size, dtype=DTYPE, device=self.device)
+            return torch.zeros(size, dtype=self.dtype, device=self.device)
 
         self.whole_cache = kv_slots(self.whole, self.blocks)
         self.slot_cache = kv_slots(self.offloaded, self.slots)
         self.slot_of_block = ints(layers, batch, kv, self.blocks, fill=-1)
         keys = spec.compressed(self.blocks * spec.block)
-        self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=DTYPE, device=self.device)
+        self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=self.dtype, device=self.device)
         self.layers = tuple(self._layer(layer) for layer in range(layers))
         self.positions = ints(batch, fill=workload.context_tokens)
         self.step = ints(1)
@@ -130,7 +131,7 @@ class Tiers:
         rows = max(1, (1 << 28) // self.values)
         for start in range(0, self.pool.shape[0], rows):
             part = self.pool[start : start + rows]
-            part.copy_(torch.randn(part.shape, dtype=DTYPE, device=self.device, generator=generator))
+            part.copy_(torch.randn(part.shape, dtype=self.dtype, device=self.device, generator=generator))
         # Means of 32 keys: a thirty-second of the variance.
         for keys in (*self.keys, *self.whole_cache.flatten(0, 1)):
             keys.normal_(0.0, 32**-0.5, generator=generator)
@@ -139,14 +140,14 @@ class Tiers:
         generator = torch.Generator(device=self.device).manual_seed(seed * 1009 + layer)
         tier, spec = self.layers[layer], self.spec
         size = (self.workload.batch, self.shape.kv_heads, self.blocks, 2, spec.block, self.shape.head_dim)
-        history = torch.randn(size, dtype=DTYPE, device=self.device, generator=generator)
+        history = torch.randn(size, dtype=self.dtype, device=self.device, generator=generator)
         if tier.pool_base < 0:
             tier.cache.copy_(history)
         else:
             self.pool[tier.pool_base : tier.pool_base + self.heads * self.blocks].copy_(history.view(-1, self.values))
         flat = history[:, :, :, 0].flatten(2, 3).float()
         windows = flat.unfold(2, spec.kernel, spec.stride)
-        tier.keys.copy_(windows.mean(-1)[:, :, : tier.keys.shape[2]].to(DTYPE))
+        tier.keys.copy_(windows.mean(-1)[:, :, : tier.keys.shape[2]].to(self.dtype))
 
     def reset_residents(self) -> None:
         """Put each sequence back at its context length with forced blocks, then the oldest, in the slots."""
@@ -197,15 +198,15 @@ class Tiers:
         prefetch(self.pool, tier.rows, src, dst, count, ctas=SEED_CTAS, warps=4, stages=4)
 
 
-def new_pool(rows: int, values: int, device: torch.device) -> Tensor:
+def new_pool(rows: int, values: int, device: torch.device, dtype: torch.dtype = DTYPES[2]) -> Tensor:
     """A host pool of ``rows`` blocks, pinned where there is a GPU to read it. Pinning takes most of a second per GiB.
 
     Raises SpardaError when the memory cannot be locked.
     """
     try:
-        return torch.empty(rows, values, dtype=DTYPE, pin_memory=device.type == "cuda")
+        return torch.empty(rows, values, dtype=dtype, pin_memory=device.type == "cuda")
     except RuntimeError as e:
-        gib = rows * values * 2 / 2**30
+        gib = rows * values * dtype.itemsize / 2**30
         raise SpardaError(
             f"cannot lock {gib:.1f} GiB of host memory for the KV pool ({str(e).splitlines()[0]}); "
             "lower the batch or the context, or give a smaller pool that sequences share."

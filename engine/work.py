@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import Work
-from sparda.engine.shapes import BYTES_PER_VALUE as V
 from sparda.engine.shapes import ModelShape, SparseSpec
 
 
@@ -18,6 +17,10 @@ class Sizes:
     spec: SparseSpec
     workload: Workload
     config: Config
+
+    @property
+    def value(self) -> int:
+        return self.shape.value_bytes
 
     @property
     def batch(self) -> int:
@@ -44,32 +47,32 @@ class Sizes:
     def linear(self, out_features: int, in_features: int) -> Work:
         b = self.batch
         moved = out_features * in_features + b * (in_features + out_features)
-        return Work(flops=2 * b * out_features * in_features, hbm_bytes=moved * V)
+        return Work(flops=2 * b * out_features * in_features, hbm_bytes=moved * self.value)
 
     def embed(self) -> Work:
-        return Work(hbm_bytes=2 * self.batch * self.shape.d_model * V)
+        return Work(hbm_bytes=2 * self.batch * self.shape.d_model * self.value)
 
     def norm(self) -> Work:
-        return Work(hbm_bytes=4 * self.batch * self.shape.d_model * V)
+        return Work(hbm_bytes=4 * self.batch * self.shape.d_model * self.value)
 
     def silu(self) -> Work:
-        return Work(hbm_bytes=3 * self.batch * self.shape.ffn * V)
+        return Work(hbm_bytes=3 * self.batch * self.shape.ffn * self.value)
 
     def append(self, width: int) -> Work:
-        return Work(hbm_bytes=2 * self.batch * width * V)
+        return Work(hbm_bytes=2 * self.batch * width * self.value)
 
     def score(self) -> Work:
         keys = self.heads * self.spec.compressed(self.workload.context_tokens)
         return Work(
             flops=2 * keys * self.shape.head_dim,
-            hbm_bytes=keys * self.shape.head_dim * V + 4 * self.heads * self.blocks,
+            hbm_bytes=keys * self.shape.head_dim * self.value + 4 * self.heads * self.blocks,
         )
 
     def headscore(self) -> Work:
         keys = self.heads * self.spec.compressed(self.workload.context_tokens)
         return Work(
             flops=4 * keys * self.shape.group * self.shape.head_dim,
-            hbm_bytes=2 * keys * self.shape.head_dim * V + 4 * self.heads * self.blocks,
+            hbm_bytes=2 * keys * self.shape.head_dim * self.value + 4 * self.heads * self.blocks,
         )
 
     def select(self) -> Work:
@@ -80,16 +83,22 @@ class Sizes:
         return Work(hbm_bytes=moved, h2d_bytes=moved, ctas=self.config.prefetch_ctas)
 
     def attention(self) -> Work:
-        tokens = self.heads * self.chosen * self.spec.block
-        kv = self.heads * self.chosen * self.shape.block_bytes(self.spec)
+        return self._attention(self.chosen)
+
+    def dense_attention(self) -> Work:
+        return self._attention(self.blocks)
+
+    def _attention(self, blocks: int) -> Work:
+        tokens = self.heads * blocks * self.spec.block
+        kv = self.heads * blocks * self.shape.block_bytes(self.spec)
         return Work(
             flops=4 * tokens * self.shape.group * self.shape.head_dim,
-            hbm_bytes=kv + 2 * self.batch * self.shape.q_width * V,
+            hbm_bytes=kv + 2 * self.batch * self.shape.q_width * self.value,
         )
 
     def sample(self) -> Work:
-        return Work(hbm_bytes=self.batch * self.shape.vocab * V)
+        return Work(hbm_bytes=self.batch * self.shape.vocab * self.value)
 
     def writeback(self, layers: int) -> Work:
-        moved = layers * self.heads * 2 * self.shape.head_dim * V
+        moved = layers * self.heads * 2 * self.shape.head_dim * self.value
         return Work(hbm_bytes=moved, d2h_bytes=moved)

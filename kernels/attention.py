@@ -12,17 +12,27 @@ MAX_SPLITS = 32
 """Most thread blocks that share one KV head: beyond it, merging their results costs more than it saves."""
 MIN_BLOCKS = 4
 """Fewest blocks worth a thread block of their own: with fewer, starting and merging it outweigh its reading."""
+VALUES = (torch.bfloat16, torch.float32)
+"""Types of queries, cache and output; all three alike."""
 WAVES = 2
 """Thread blocks per multiprocessor to aim for, at the least."""
 STAGES = 5
 """Pipeline depth: the loads of slot indices take half of it, which leaves two blocks of keys and values in flight."""
+WIDE_STAGES = 2
+"""The same for fp32 caches, whose blocks take twice the shared memory."""
+
+
+@triton.jit
+def _product(a: tl.tensor, b: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    """a @ b in fp32; fp32 operands are not rounded to tf32."""
+    return tl.dot(a.to(DOT), b.to(DOT), input_precision="ieee")
 
 
 @triton.jit
 def _attend(
     q: tl.tensor, cache: tl.tensor, chosen: tl.tensor, first: tl.tensor, last: tl.tensor, count: tl.tensor,
     tail: tl.tensor, scale: tl.tensor, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, TABLE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Softmax over the entries [first, last) of one head: its maximum (log2 units), sum and weighted values."""
     tokens = tl.arange(0, BLOCK)
@@ -31,17 +41,18 @@ def _attend(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     for entry in tl.range(first, last, num_stages=STAGES):
-        rows = cache + tl.load(chosen + entry).to(tl.int64) * (2 * BLOCK * D)
+        slot = tl.load(chosen + entry) if TABLE else entry
+        rows = cache + slot.to(tl.int64) * (2 * BLOCK * D)
         length = tl.where(entry == count - 1, tail, BLOCK)
         k = tl.load(rows + tokens[None, :] * D + dims[:, None])
         # Rows past the newest token were never written: a NaN there would survive a weight of zero, so load zeros.
         v = tl.load(rows + BLOCK * D + tokens[:, None] * D + dims[None, :], mask=tokens[:, None] < length, other=0.0)
-        scores = tl.where(tokens[None, :] < length, tl.dot(q.to(DOT), k.to(DOT)) * scale, float("-inf"))
+        scores = tl.where(tokens[None, :] < length, _product(q, k, DOT) * scale, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(scores - new_top[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(tl.bfloat16).to(DOT), v.to(DOT))
+        acc = acc * shrink[:, None] + _product(weights.to(v.dtype), v, DOT)
         top = new_top
     return top, total, acc
 
@@ -52,12 +63,14 @@ def _block_attention_kernel(
     out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, heads: tl.tensor,
     slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
+    TABLE: tl.constexpr,
 ) -> None:  # fmt: skip
     split = tl.program_id(0)
     owner = tl.program_id(1).to(tl.int64)
     sequence = owner // heads
-    count = tl.load(chosen_count + owner)
-    tail = tl.load(positions + sequence) % BLOCK + 1
+    position = tl.load(positions + sequence)
+    count = tl.load(chosen_count + owner) if TABLE else position // BLOCK + 1
+    tail = position % BLOCK + 1
     share = tl.cdiv(count, splits)
     first = split * share
     last = tl.minimum(first + share, count)
@@ -70,11 +83,13 @@ def _block_attention_kernel(
     cache += owner * slots * (2 * BLOCK * D)
     chosen_slots += owner * top_k
     top, total, acc = _attend(
-        queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT
+        queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT, TABLE
     )
     if SINGLE:
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(out + (owner * G + group[:, None]) * D + dims[None, :], acc.to(tl.bfloat16), mask=real[:, None])
+        tl.store(
+            out + (owner * G + group[:, None]) * D + dims[None, :], acc.to(out.dtype.element_ty), mask=real[:, None]
+        )
     else:
         row = (owner * splits + split) * G + group
         tl.store(stats + row * 2, top, mask=real)
@@ -102,7 +117,7 @@ def _merge_kernel(
     weights = tl.exp2(tops - tl.max(tops, 0))
     values = tl.load(partial + row[:, None] * D + dims[None, :], mask=known[:, None], other=0.0)
     merged = tl.sum(values * weights[:, None], 0) / tl.sum(totals * weights, 0)
-    tl.store(out + head * D + dims, merged.to(tl.bfloat16))
+    tl.store(out + head * D + dims, merged.to(out.dtype.element_ty))
 
 
 def block_attention(
@@ -119,38 +134,62 @@ def block_attention(
 ) -> None:
     """Fill ``out`` with each query head's softmax attention over the tokens of its KV head's chosen blocks.
 
-    q: [B, Hq, D] bf16; any strides with the last dimension contiguous. Query heads of one KV head are adjacent.
-    cache: [B, H, S, 2, block, D] bf16, contiguous, keys then values.
+    q: [B, Hq, D] bf16 or fp32; any strides with the last dimension contiguous. Query heads of one KV head are adjacent.
+    cache: [B, H, S, 2, block, D], of the type of q, contiguous, keys then values.
     chosen_slots: [B, H, T] int32, slots of the chosen blocks in ascending block order; the last valid one is the tail
     block, which holds ``positions[b] % block + 1`` tokens, and all others are full.
     chosen_count: [B, H] int32, valid entries, 1 to T. positions: [B] int32, position of the token being decoded.
-    out: [B, Hq, D] bf16, contiguous. Scratch: partial [B, H, splits, G, D] and stats [B, H, splits, G, 2] fp32 (the
-    second holds maximum, in log2 units, and sum).
+    out: [B, Hq, D], of the type of q, contiguous. Scratch, fp32: partial [B, H, splits, G, D] and stats
+    [B, H, splits, G, 2] (maximum, in log2 units, and sum).
     splits: thread blocks per KV head. The result depends on it, and not on which slots hold the blocks or on timing.
 
     Raises ValueError for shapes or types that do not fit together.
     """
-    inputs = {"chosen_slots": chosen_slots, "chosen_count": chosen_count, "positions": positions}
-    others = {**inputs, "out": out, "partial": partial, "stats": stats}
-    group = _check(q, cache, splits, others)
+    others = {"chosen_slots": chosen_slots, "chosen_count": chosen_count, "positions": positions}
+    group = _check(q, cache, splits, {**others, "out": out, "partial": partial, "stats": stats})
+    _launch(q, cache, chosen_slots, chosen_count, positions, out, partial, stats, splits, group, table=True)
+
+
+def dense_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    positions: torch.Tensor,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    *,
+    splits: int,
+) -> None:
+    """As ``block_attention`` over blocks 0 to ``positions[b] // block``, block m in slot m: full attention in place.
+
+    Raises ValueError as ``block_attention`` does.
+    """
+    group = _check(q, cache, splits, {"positions": positions, "out": out, "partial": partial, "stats": stats})
+    _launch(q, cache, positions, positions, positions, out, partial, stats, splits, group, table=False)
+
+
+def _launch(
+    q: torch.Tensor, cache: torch.Tensor, chosen_slots: torch.Tensor, chosen_count: torch.Tensor,
+    positions: torch.Tensor, out: torch.Tensor, partial: torch.Tensor, stats: torch.Tensor, splits: int, group: int,
+    *, table: bool,
+) -> None:  # fmt: skip
     batch, heads, slots, _, block, head_dim = cache.shape
     scale = math.log2(math.e) / math.sqrt(head_dim)
-    sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[2], splits, scale)
+    sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[-1], splits, scale)
+    compiled = isinstance(_block_attention_kernel, triton.runtime.JITFunction)
     _block_attention_kernel[(splits, batch * heads)](
-        q,
-        cache,
-        *others.values(),
-        *sizes,
+        q, cache, chosen_slots, chosen_count, positions, out, partial, stats, *sizes,
         G=group,
         ROWS=max(16, triton.next_power_of_2(group)),
         BLOCK=block,
         D=head_dim,
-        STAGES=STAGES,
+        STAGES=STAGES if cache.element_size() == 2 else WIDE_STAGES,
         SINGLE=splits == 1,
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
-        DOT=tl.bfloat16 if isinstance(_block_attention_kernel, triton.runtime.JITFunction) else tl.float32,
+        DOT=tl.bfloat16 if compiled and cache.dtype == torch.bfloat16 else tl.float32,
+        TABLE=table,
         num_warps=4,
-    )
+    )  # fmt: skip
     if splits > 1:
         padded = triton.next_power_of_2(splits)
         _merge_kernel[(batch * heads * group,)](
@@ -193,30 +232,33 @@ def block_attention_reference(
 
 def _check(q: torch.Tensor, cache: torch.Tensor, splits: int, others: dict[str, torch.Tensor]) -> int:
     """Query heads per KV head, once all tensors (``others`` by argument name) are known to fit together."""
-    if cache.dim() != 6 or cache.shape[3] != 2 or cache.dtype != torch.bfloat16 or not cache.is_contiguous():
+    if cache.dim() != 6 or cache.shape[3] != 2 or cache.dtype not in VALUES or not cache.is_contiguous():
         raise ValueError(
-            f"cache must be contiguous bf16 [B, H, S, 2, block, D], got {cache.dtype} {tuple(cache.shape)}"
+            f"cache must be contiguous bf16 or fp32 [B, H, S, 2, block, D], got {cache.dtype} {tuple(cache.shape)}"
         )
     batch, heads, _, _, block, head_dim = cache.shape
     if block < 16 or block & (block - 1) or head_dim < 16 or head_dim & (head_dim - 1):
         raise ValueError(f"block and D must be powers of two from 16 up, got {block} and {head_dim}")
     if q.dim() != 3 or q.shape[0] != batch or q.shape[1] % heads or q.shape[1] < 1 or q.shape[2] != head_dim:
         raise ValueError(f"q must be [{batch}, a multiple of {heads}, {head_dim}], got {tuple(q.shape)}")
-    if q.dtype != torch.bfloat16 or q.stride(2) != 1:
-        raise ValueError(f"q must be bf16 with its last dimension contiguous, got {q.dtype}, strides {q.stride()}")
+    if q.dtype != cache.dtype or q.stride(2) != 1:
+        raise ValueError(
+            f"q must be {cache.dtype} like cache, its last dimension contiguous, got {q.dtype}, strides {q.stride()}"
+        )
     if splits < 1:
         raise ValueError(f"splits must be at least 1, got {splits}")
     group = int(q.shape[1]) // int(heads)
+    table = others.get("chosen_slots")
     allowed = {
-        "chosen_slots": ((batch, heads, others["chosen_slots"].shape[-1]), torch.int32),
+        "chosen_slots": ((batch, heads, table.shape[-1] if table is not None else 0), torch.int32),
         "chosen_count": ((batch, heads), torch.int32),
         "positions": ((batch,), torch.int32),
-        "out": (tuple(q.shape), torch.bfloat16),
+        "out": (tuple(q.shape), cache.dtype),
         "partial": ((batch, heads, splits, group, head_dim), torch.float32),
         "stats": ((batch, heads, splits, group, 2), torch.float32),
     }
-    for name, (shape, dtype) in allowed.items():
-        tensor = others[name]
+    for name, tensor in others.items():
+        shape, dtype = allowed[name]
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous {dtype} {shape}, got {tensor.dtype} {tuple(tensor.shape)}")
         if tensor.device != cache.device:

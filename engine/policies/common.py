@@ -50,8 +50,16 @@ class StepBuilder:
 
     def attend(self, layer: int, after: list[int]) -> None:
         """Attention over the chosen blocks once ``after`` is done, output projection, feed-forward."""
+        self.ops.add("attention", self.sizes.attention(), layer=layer, after=after)
+        self._close(layer)
+
+    def attend_densely(self, layer: int) -> None:
+        """Attention over every block of the context, output projection, feed-forward."""
+        self.ops.add("dense_attention", self.sizes.dense_attention(), layer=layer)
+        self._close(layer)
+
+    def _close(self, layer: int) -> None:
         s, add = self.shape, self.ops.add
-        add("attention", self.sizes.attention(), layer=layer, after=after)
         add("oproj", self.sizes.linear(s.d_model, s.q_width), layer=layer)
         add("ffn_norm", self.sizes.norm(), layer=layer)
         add("gateup", self.sizes.linear(2 * s.ffn, s.d_model), layer=layer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import MAIN, PREFETCH, SELECT, Plan
+from sparda.engine.policies.base import Policy, every_layer
 from sparda.engine.policies.common import StepBuilder
 from sparda.engine.shapes import ModelShape, SparseSpec
 
@@ -20,19 +21,26 @@ def prefetched(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
     """
     if config.lookahead == 0:
         return on_demand(shape, spec, workload, config)
-    return _step(shape, spec, workload, config, (MAIN, SELECT), PREFETCH)
+    return _step(shape, spec, workload, config, (MAIN, SELECT), PREFETCH, first_layers(config, shape.layers))
 
 
 def on_demand(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
     """The same choice as ``prefetched``, made and fetched by the main stream: the paper's "no prefetch" ablation."""
-    return _step(shape, spec, workload, config, (MAIN, MAIN), MAIN)
+    return _step(shape, spec, workload, config, (MAIN, MAIN), MAIN, first_layers(config, shape.layers))
+
+
+def resident(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
+    """The same choice with the whole KV cache on the GPU: nothing is fetched."""
+    streams = (MAIN, SELECT) if config.lookahead else (MAIN, MAIN)
+    return _step(shape, spec, workload, config, streams, PREFETCH, shape.layers)
 
 
 def _step(
-    shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, choose: tuple[str, str], fetch: str
-) -> Plan:
+    shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, choose: tuple[str, str], fetch: str,
+    resident: int,
+) -> Plan:  # fmt: skip
     step = StepBuilder(shape, spec, workload, config)
-    ahead, resident = config.lookahead, max(1, config.lookahead)
+    ahead = config.lookahead
     ready: dict[int, list[int]] = {}
     step.prologue()
     for layer in range(shape.layers):
@@ -46,3 +54,30 @@ def _step(
             ready[layer] = [step.choose("score", layer, (MAIN, MAIN), appended)]
         step.attend(layer, ready[layer])
     return step.epilogue(shape.layers - resident)
+
+
+def first_layers(config: Config, layers: int) -> int:
+    """The layers that nothing could forecast: with lookahead d the first d, and always layer 0."""
+    return max(1, config.lookahead)
+
+
+def queries(config: Config, layer: int, layers: int) -> tuple[str, ...]:
+    """A Forecast where a layer lies ``lookahead`` ahead, a query of its own where no layer lies that far behind."""
+    forecast = ("forecast",) if layer + config.lookahead < layers else ()
+    current = ("current",) if layer < config.lookahead else ()
+    return forecast + current
+
+
+POLICIES = (
+    Policy(
+        "sparda",
+        "the Forecast of layer l - lookahead chooses, a side stream prefetches",
+        prefetched,
+        first_layers,
+        queries,
+    ),
+    Policy(
+        "sparda-on-demand", "the same choice, fetched by the main stream when needed", on_demand, first_layers, queries
+    ),
+    Policy("sparda-resident", "the same choice, the whole KV cache on the GPU", resident, every_layer, queries),
+)

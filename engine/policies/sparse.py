@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import MAIN, Plan
+from sparda.engine.policies.base import Policy, every_layer, first_layer
 from sparda.engine.policies.common import StepBuilder
 from sparda.engine.shapes import ModelShape, SparseSpec
 
@@ -28,3 +29,11 @@ def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Confi
             ready = step.fetch(layer, MAIN, ready)
         step.attend(layer, [ready])
     return step.epilogue(shape.layers - resident)
+
+
+POLICIES = (
+    Policy(
+        "sparse", "every query head's softmax over compressed keys chooses, fetched on demand", offloaded, first_layer
+    ),
+    Policy("sparse-resident", "the same choice, the whole KV cache on the GPU", resident, every_layer),
+)

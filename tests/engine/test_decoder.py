@@ -51,10 +51,12 @@ CASES = [
     ("sparda-on-demand", 1, 2),
     ("sparse", 1, 1),
     ("sparse-resident", 1, 1),
+    ("sparda-resident", 1, 2),
+    ("sparda-resident", 2, 1),
 ]
 """(policy, lookahead, batch)"""
 
-OFFLOADING = [case for case in CASES if case[0] != "sparse-resident"]
+OFFLOADING = [case for case in CASES if not case[0].endswith("resident")]
 
 
 @dataclass
@@ -147,7 +149,7 @@ def test_every_token_reaches_host_memory_past_a_full_block_too(policy: str, look
 @pytest.mark.parametrize(("policy", "lookahead", "batch"), CASES)
 def test_only_layers_in_host_memory_fetch(policy: str, lookahead: int, batch: int) -> None:
     misses = run(policy, lookahead, batch).misses
-    whole = 3 if policy == "sparse-resident" else max(1, lookahead)
+    whole = 3 if policy.endswith("resident") else max(1, lookahead)
     assert misses[:whole] == [0] * whole
     assert all(count > 0 for count in misses[whole:])
 
@@ -164,8 +166,12 @@ def test_two_layers_of_lookahead_give_the_very_bits_of_fetching_on_demand() -> N
     assert ahead.misses == demand.misses
 
 
-def test_fetching_from_host_memory_gives_the_very_bits_of_the_resident_cache() -> None:
-    assert all(map(torch.equal, run("sparse", 1, 1).logits, run("sparse-resident", 1, 1).logits))
+@pytest.mark.parametrize(("policy", "lookahead", "batch"), [("sparse", 1, 1), ("sparda", 1, 2), ("sparda", 2, 1)])
+def test_fetching_from_host_memory_gives_the_very_bits_of_the_resident_cache(
+    policy: str, lookahead: int, batch: int
+) -> None:
+    twin = run(f"{policy}-resident", lookahead, batch)
+    assert all(map(torch.equal, run(policy, lookahead, batch).logits, twin.logits))
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])

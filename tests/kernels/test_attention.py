@@ -193,7 +193,7 @@ def test_splits_refuse_an_empty_problem() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("q", "q must be bf16"),
+        ("q", "q must be torch.bfloat16 like cache"),
         ("cache", "cache must be contiguous bf16"),
         ("chosen_slots", "chosen_slots must be contiguous torch.int32"),
         ("chosen_count", "chosen_count must be contiguous torch.int32"),

@@ -1,0 +1,82 @@
+"""What the operations of a running step share: the plan, weights, KV tiers and the buffers between operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparda.engine.plan import Op, Plan
+from sparda.engine.policies import projections
+from sparda.engine.tiers import Tiers
+from sparda.engine.trace import SelectionTrace
+from sparda.engine.weights import DTYPES, Weights, rope_table
+
+CPU_SMS = 4
+"""Multiprocessors that kernels are split for where they are interpreted."""
+
+
+@dataclass
+class Run:
+    """One batch under one plan. Buffers that one kind of operation alone uses belong to its binder, not here.
+
+    ``tokens`` int64 [B]: what each sequence feeds next. ``x``, ``h``, ``delta`` [B, d_model]: the residual stream, its
+    norm, and what the last projection adds to it. ``queries[l]`` [B, heads + selection heads, head_dim]: rotated.
+    ``scores`` fp32 [L, 1, B, H, M]; ``chosen_slots`` int32 [L, B, H, top_k]; ``chosen_count`` int32 [L, B, H].
+    """
+
+    plan: Plan
+    weights: Weights
+    tiers: Tiers
+    trace: SelectionTrace | None
+
+    def __post_init__(self) -> None:
+        plan, t = self.plan, self.tiers
+        s, batch, layers = plan.shape, plan.workload.batch, plan.shape.layers
+        self.device, self.dtype = t.device, DTYPES[s.value_bytes]
+        self.names = [projections(plan.config, layer, layers) for layer in range(layers)]
+        self.projections = [self.weights.projection(i, n, plan.config.lookahead) for i, n in enumerate(self.names)]
+        self.cos, self.sin = rope_table(s, t.blocks * plan.spec.block + 1, self.device)
+        self.tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
+        self.x, self.h = self.values(batch, s.d_model), self.values(batch, s.d_model)
+        self.delta = self.values(batch, s.d_model)
+        # One buffer a layer: a layer's selection queries are still being scored when the next layer writes its own.
+        self.queries = [self.values(batch, s.heads + len(n) * s.kv_heads, s.head_dim) for n in self.names]
+        self.attended = self.values(batch, s.heads, s.head_dim)
+        self.logits = self.values(batch, s.vocab)
+        self.scores = self.floats(layers, 1, batch, s.kv_heads, t.blocks)
+        top_k = plan.config.top_k
+        self.chosen_slots = self.ints(layers, batch, s.kv_heads, top_k)
+        self.chosen_count = self.ints(layers, batch, s.kv_heads)
+        self.miss_src = [self.ints(t.heads * tier.slots) for tier in t.layers]
+        self.miss_dst = [self.ints(t.heads * tier.slots) for tier in t.layers]
+
+    @property
+    def sms(self) -> int:
+        if self.device.type != "cuda":
+            return CPU_SMS
+        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def values(self, *size: int) -> Tensor:
+        return torch.zeros(size, dtype=self.dtype, device=self.device)
+
+    def ints(self, *size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def floats(self, *size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float32, device=self.device)
+
+    def selection_query(self, layer: int) -> Tensor:
+        """[B, H, head_dim]: the query that chooses the blocks of ``layer``, from the layer that made it."""
+        kv, ahead = self.plan.shape.kv_heads, self.plan.config.lookahead
+        forecasts = [n for n in ("forecast", "proxy") if layer >= ahead and n in self.names[layer - ahead]]
+        source, name = (layer - ahead, forecasts[0]) if forecasts else (layer, "current")
+        first = self.plan.shape.heads + self.names[source].index(name) * kv
+        return self.queries[source][:, first : first + kv]
+
+
+def layer_of(op: Op) -> int:
+    """The layer of an operation that has one."""
+    assert op.layer is not None, f"{op.kind} belongs to no layer"
+    return op.layer
