@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
+
 
 @triton.jit
 def _advance_kernel(
@@ -19,7 +21,11 @@ def _advance_kernel(
     batch: tl.tensor,
     layers: tl.tensor,
     WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     i = tl.arange(0, WIDTH)
     tl.store(positions + i, tl.load(positions + i, mask=i < batch, other=0) + 1, mask=i < batch)
     missed = tl.load(miss_count + i, mask=i < layers, other=0)
@@ -53,7 +59,10 @@ def advance(positions: torch.Tensor, step: torch.Tensor, miss_count: torch.Tenso
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
             raise ValueError(f"{name}: given {tuple(tensor.shape)} {tensor.dtype}, allowed: contiguous {shape} {dtype}")
     width = max(16, triton.next_power_of_2(max(positions.numel(), layers)))
-    _advance_kernel[(1,)](positions, step, miss_count, miss_total, positions.numel(), layers, WIDTH=width, num_warps=1)
+    sizes = (positions.numel(), layers)
+    _advance_kernel[(1,)](
+        positions, step, miss_count, miss_total, *sizes, WIDTH=width, num_warps=1, **dependent(positions)
+    )
 
 
 def advance_reference(

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
+
 MAX_SPLITS = 32
 """Most thread blocks that share one KV head: beyond it, merging their results costs more than it saves."""
 MIN_BLOCKS = 4
@@ -63,8 +65,11 @@ def _block_attention_kernel(
     out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, heads: tl.tensor,
     slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
-    TABLE: tl.constexpr,
+    TABLE: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     split = tl.program_id(0)
     owner = tl.program_id(1).to(tl.int64)
     sequence = owner // heads
@@ -100,13 +105,16 @@ def _block_attention_kernel(
 @triton.jit
 def _merge_kernel(
     partial: tl.tensor, stats: tl.tensor, out: tl.tensor, splits: tl.tensor, G: tl.constexpr, SPLITS: tl.constexpr,
-    D: tl.constexpr,
+    D: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program a query head: its attention from the results of all splits, added in split order.
 
     A kernel of its own, and not the last split's business: read by one thread block per KV head, the partial results
     took several times as long as the attention itself.
     """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dims = tl.arange(0, D)
@@ -189,11 +197,12 @@ def _launch(
         DOT=tl.bfloat16 if compiled and cache.dtype == torch.bfloat16 else tl.float32,
         TABLE=table,
         num_warps=4,
+        **dependent(q),
     )  # fmt: skip
     if splits > 1:
         padded = triton.next_power_of_2(splits)
         _merge_kernel[(batch * heads * group,)](
-            partial, stats, out, splits, G=group, SPLITS=padded, D=head_dim, num_warps=4
+            partial, stats, out, splits, G=group, SPLITS=padded, D=head_dim, num_warps=4, **dependent(q)
         )
 
 
