@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
 from sparda.kernels.pooling import (
     check_values,
     check_windows,
@@ -57,7 +58,11 @@ def _stats_kernel(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     chunk = tl.program_id(0)
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
@@ -129,7 +134,11 @@ def _pool_kernel(
     TILE: tl.constexpr,
     CHUNKS_PAD: tl.constexpr,
     DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * TILE
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
@@ -230,6 +239,7 @@ def head_scores(
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
         "DOT": tl.bfloat16 if compiled and keys.dtype == torch.bfloat16 else tl.float32,
         "num_warps": 4,
+        **dependent(keys),
     }
     _stats_kernel[(chunks, batch * kv_heads)](
         q, keys, positions, stats, kv_heads, chunks, keys.shape[2], *strides, scale, CHUNK=_CHUNK, TILE=_CHUNK_TILE,

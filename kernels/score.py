@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
 from sparda.kernels.pooling import (
     check_values,
     check_windows,
@@ -46,7 +47,11 @@ def _forecast_kernel(
     RATIO: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * TILE
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
@@ -132,6 +137,7 @@ def forecast_scores(
         DIM=dim,
         TILE=_TILE_BLOCKS,
         num_warps=4,
+        **dependent(keys),
     )
 
 

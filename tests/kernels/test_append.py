@@ -43,9 +43,9 @@ def test_all_outputs_agree_with_the_reference(
     expected = {name: tensor.clone() for name, tensor in state.items()}
     append_token(**state, heads=heads, kv_heads=kv_heads, kernel=KERNEL, stride=STRIDE)
     append_reference(**expected, heads=heads, kv_heads=kv_heads, kernel=KERNEL, stride=STRIDE)
-    close = 1e-5 if dtype == torch.float32 else 1e-2
+    close = 1e-5 if dtype == torch.float32 else 5e-2
     for name, tensor in state.items():
-        # One unit in the last place: fused multiply-adds may round a rotation the other way.
+        # Two roundings to bf16, which need not be to nearest off the GPU.
         torch.testing.assert_close(tensor, expected[name], rtol=close, atol=close, msg=name)
 
 
