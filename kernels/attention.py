@@ -16,10 +16,12 @@ MIN_BLOCKS = 4
 """Fewest blocks worth a thread block of their own: with fewer, starting and merging it outweigh its reading."""
 VALUES = (torch.bfloat16, torch.float32)
 """Types of queries, cache and output; all three alike."""
-WAVES = 2
-"""Thread blocks per multiprocessor to aim for, at the least."""
-STAGES = 5
-"""Pipeline depth: the loads of slot indices take half of it, which leaves two blocks of keys and values in flight."""
+STAGES = 9
+"""Pipeline depth: the loads of slot indices take half of it, which leaves four blocks of keys and values in flight.
+
+They fill more than half of a multiprocessor's shared memory, so that no two thread blocks of a single wave meet on one
+while another stands empty.
+"""
 WIDE_STAGES = 2
 """The same for fp32 caches, whose blocks take twice the shared memory."""
 
@@ -209,13 +211,12 @@ def _launch(
 def attention_splits(heads: int, top_k: int, sms: int) -> int:
     """Thread blocks to give each of ``heads`` (sequence, KV head) pairs that attend over ``top_k`` blocks each.
 
-    Enough to put WAVES thread blocks on each of ``sms`` multiprocessors, at most 32, each with at least four blocks to
-    read, and none without any. Raises ValueError unless all three are at least 1.
+    As many as fit the ``sms`` multiprocessors at once, so that none waits for a second turn; at most 32, each with at
+    least four blocks to read, and none without any. Raises ValueError unless all three are at least 1.
     """
     if min(heads, top_k, sms) < 1:
         raise ValueError(f"heads, top_k and sms must be at least 1, got {heads}, {top_k} and {sms}")
-    wanted = math.ceil(WAVES * sms / heads)
-    splits = max(1, min(wanted, top_k // MIN_BLOCKS, MAX_SPLITS))
+    splits = max(1, min(sms // heads, top_k // MIN_BLOCKS, MAX_SPLITS))
     return math.ceil(top_k / math.ceil(top_k / splits))
 
 

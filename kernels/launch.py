@@ -9,6 +9,9 @@ All kernels of a step call both, the wait first, so at most one kernel is ahead 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
@@ -21,10 +24,24 @@ def _supported(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] >= 9
 
 
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Kernels launched inside start only when the one before them has ended."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
 def dependent(tensor: torch.Tensor) -> dict[str, bool]:
     """Launch options of a kernel that takes ``PDL`` and works on ``tensor``'s device: overlapped where it can be."""
-    pdl = tensor.is_cuda and _supported(tensor.device.index or 0)
-    return {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+    if _apart.get() or not tensor.is_cuda or not _supported(tensor.device.index or 0):
+        return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True}
 
 
 @functools.cache

@@ -2,8 +2,7 @@
 
 Weights are the left operand of the tensor cores (a tile of weight rows times the transposed activations), so that a
 small batch pads to 16 columns and not to 64 rows. Long sums are split over thread blocks, whose fp32 parts the next
-kernel of the step adds up: no kernel of its own, no atomics, the same bits every time. While the kernel before still
-runs, each thread block asks for its first weights to be brought into the L2 cache.
+kernel of the step adds up: no kernel of its own, no atomics, the same bits every time.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ LEAST_DEPTH = 256
 """Products that a part of a split sum has at the least."""
 LONG = 8192
 """Columns from which a split sum is cut into twice as many parts."""
-AHEAD = 4
-"""Depths of weights asked into L2 while the kernel before still runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """How a linear is cut: ``rows`` weight rows by ``depth`` columns at a time, ``splits`` parts of the sum.
 
-    ``stages``: depth of the pipeline of loads. ``ahead``: depths of weights asked into L2 before the wait.
+    ``stages``: depth of the pipeline of loads.
     """
 
     rows: int
@@ -43,7 +40,6 @@ class Tiling:
     splits: int
     stages: int
     warps: int
-    ahead: int
 
 
 def splits_of(rows: int, columns: int, sms: int) -> int:
@@ -62,40 +58,24 @@ def tiling_of(rows: int, x: torch.Tensor, *, splits: int, gated: bool = False) -
     """The tiling for ``rows`` output columns of a product with x [B, K]. Source: as for ``splits_of``."""
     batch, columns = x.shape
     if x.dtype != torch.bfloat16 or columns < 8 * ROWS:
-        return Tiling(ROWS, 32, splits, 2, 4, 0)
+        return Tiling(ROWS, 32, splits, 2, 4)
     sms = multiprocessors(x)
     blocks = triton.cdiv(rows, ROWS) * splits
     # Wide tiles where narrow ones would give some multiprocessors two thread blocks and the others one, and where
     # the activations that each thread block reads again are no longer small beside its weights.
     wide = not gated and (sms < blocks < 1.5 * sms or (batch > 32 and blocks >= 1.5 * sms))
     if batch > 64:
-        return Tiling(2 * ROWS if wide else ROWS, 64, splits, 3, 4, AHEAD)
+        return Tiling(2 * ROWS if wide else ROWS, 64, splits, 3, 4)
     if wide:
-        return Tiling(2 * ROWS, 128, splits, 4 if splits == 1 else 3, 8 if splits == 1 else 4, AHEAD)
-    return Tiling(ROWS, 128, splits, 3 if gated and batch <= 32 else 4, 4, AHEAD)
-
-
-@triton.jit
-def _ask_for(
-    weight: tl.tensor, row: tl.tensor, inside: tl.tensor, begin: tl.tensor, K: tl.tensor, BYTES: tl.constexpr
-) -> None:
-    """Bring ``BYTES`` of each weight row, from column ``begin`` on, into the L2 cache."""
-    where = (weight + tl.where(inside, row, 0).to(tl.int64) * K + begin).to(tl.int64, bitcast=True)
-    tl.inline_asm_elementwise(
-        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [where, tl.full(where.shape, BYTES, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+        return Tiling(2 * ROWS, 128, splits, 4 if splits == 1 else 3, 8 if splits == 1 else 4)
+    return Tiling(ROWS, 128, splits, 3 if gated and batch <= 32 else 4, 4)
 
 
 @triton.jit
 def _linear_kernel(
     x: tl.tensor, weight: tl.tensor, out: tl.tensor, batch: tl.tensor, N: tl.tensor, K: tl.tensor, x_stride: tl.tensor,
     share: tl.tensor, BATCH: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, GATED: tl.constexpr, AHEAD: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, GATED: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """GATED: ``weight`` has 2 N rows, the gate's first; out = silu(gate) * up."""
     split = tl.program_id(1)
@@ -104,10 +84,6 @@ def _linear_kernel(
     begin = split * share
     end = tl.minimum(begin + share, K)
     if PDL:
-        if AHEAD > 0:
-            _ask_for(weight, row, inside, begin, K, AHEAD)
-            if GATED:
-                _ask_for(weight, row + N, inside, begin, K, AHEAD)
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     b = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
@@ -183,7 +159,6 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, size: int,
     padded = min(MAX_ROWS, max(16, triton.next_power_of_2(batch)))
     share = triton.cdiv(triton.cdiv(depth, t.splits), t.depth) * t.depth
     compiled = isinstance(_linear_kernel, triton.runtime.JITFunction)
-    ahead = min(t.ahead * t.depth, share) * x.element_size()
     _linear_kernel[(triton.cdiv(size, t.rows), t.splits, triton.cdiv(batch, padded))](
         x, weight, out, batch, size, depth, x.stride(0), share,
         BATCH=padded,
@@ -192,7 +167,6 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, size: int,
         STAGES=t.stages,
         EVEN=depth % (t.splits * t.depth) == 0,
         GATED=gated,
-        AHEAD=ahead if depth % (t.splits * t.depth) == 0 else 0,
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
         DOT=tl.bfloat16 if compiled and x.dtype == torch.bfloat16 else tl.float32,
         num_warps=t.warps,
