@@ -81,9 +81,7 @@ def _norm(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
     return (scaled * weight.float()).to(x.dtype)
 
 
-def _enter(
-    s: ModelShape, w: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor
-) -> Tensor:
+def _enter(s: ModelShape, w: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Write a chunk's keys and values [H, c, head_dim] in place; returns its rotated queries [Hq, c, head_dim]."""
     rows = w.fused[: s.q_width + 2 * s.kv_width]
     heads = (h @ rows.T).view(len(h), -1, s.head_dim).transpose(0, 1)

@@ -23,7 +23,10 @@ SPEC = SparseSpec()
         (lambda: Workload(context_tokens=0), r"workload\.context_tokens is 0"),
         (lambda: Workload(miss_rate=1.5), r"workload\.miss_rate is 1\.5; .* 0 to 1"),
         (lambda: Workload(miss_rate=float("nan")), r"workload\.miss_rate is nan"),
-        (lambda: Config(policy="spards"), r"config\.policy is 'spards'; allowed are dense, sparse, sparse-resident, sparda"),
+        (
+            lambda: Config(policy="spards"),
+            r"config\.policy is 'spards'; allowed are dense, sparse, sparse-resident, sparda",
+        ),
         (lambda: Config(top_k=0), r"config\.top_k is 0"),
         (lambda: Config(lookahead=5), r"config\.lookahead is 5; allowed are 0 to 4"),
         (lambda: Config(lookahead=-1), r"config\.lookahead is -1"),
