@@ -47,7 +47,9 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(make: Callable[[], o
     ("workload", "config", "says"),
     [
         (Workload(context_tokens=4096), Config(top_k=65), "top_k is 65 but a context of 4096 tokens has 64 blocks"),
-        (Workload(), Config(top_k=33), "top_k is 33 but 34 blocks are always chosen"),
+        (Workload(), Config(top_k=33), "top_k is 33 but 34 of the 2048 blocks of 131072 tokens are always chosen"),
+        (Workload(context_tokens=640), Config(top_k=9), "top_k is 9 but 10 of the 10 blocks of 640 tokens"),
+        (Workload(context_tokens=640), Config(top_k=11), "top_k is 11 but a context of 640 tokens has 10 blocks"),
         (Workload(context_tokens=131073), Config(), "context_tokens is 131073; .* reaches 131072"),
     ],
 )
@@ -64,9 +66,9 @@ def test_lookahead_stays_below_the_number_of_layers() -> None:
         check_fits(shallow, SPEC, Workload(), Config(lookahead=2))
 
 
-@pytest.mark.parametrize("top_k", [34, 64])
-def test_the_bounds_themselves_fit(top_k: int) -> None:
-    check_fits(SHAPE, SPEC, Workload(context_tokens=4096), Config(top_k=top_k))
+@pytest.mark.parametrize(("context", "top_k"), [(4096, 34), (4096, 64), (2176, 34), (2112, 33), (640, 10), (1, 1)])
+def test_the_bounds_themselves_fit_in_short_contexts_too(context: int, top_k: int) -> None:
+    check_fits(SHAPE, SPEC, Workload(context_tokens=context), Config(top_k=top_k))
 
 
 def test_resident_blocks_left_at_zero_are_as_many_as_top_k() -> None:
