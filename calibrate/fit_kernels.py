@@ -8,15 +8,11 @@ from sparda.calibrate.costs import KernelCost
 from sparda.calibrate.store import Row, grouped
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import Plan
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec
 
 PLANNED = ("sparda", "sparse")
 """Policies whose plans hold every kind of operation between them."""
-
-HOST_BOUND = 1.5
-"""Times a tiny graph's time, below which a graph of one operation says more of the host than of the operation."""
 
 GRAPH_OPS = ("graph", "serial")
 """Rows of kind ``kernel`` that are no kind of operation."""
@@ -28,7 +24,6 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
     Raises SpardaError where a kind was not measured at every point of its grid.
     """
     tables = {}
-    graph = fit_graph(rows)
     known = {r.op for r in rows} | {"prefetch"}
     plans = [make_plan(shape, spec, Workload(), Config(policy=p)) for p in PLANNED]
     absent = [op.kind for plan in plans for op in plan if op.kind not in known]
@@ -51,23 +46,10 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
             second=second,
             batches=tuple(batches),
             seconds=tuple(seconds),
-            ns=tuple(tuple(_own_ns(at[b, s], graph, plans) for s in seconds) for b in batches),
+            ns=tuple(tuple(at[b, s].us * 1e3 for s in seconds) for b in batches),
             hbm_bytes=tuple(tuple(_mean_bytes(kind, b, second, s, shape, spec) for s in seconds) for b in batches),
         )
     return tables
-
-
-def _own_ns(row: Row, graph: tuple[float, float], plans: Sequence[Plan]) -> float:
-    """Nanoseconds of one operation of a kernel row.
-
-    Of embedding, final norm and the like a step has one, so they were timed one to a graph. Where that took hardly
-    longer than a graph of a tiny kernel, it was the host's launches that were timed, and what a graph costs beyond
-    its kernels is taken off: the step's own graph pays that once. ``graph``: that cost and a tiny graph's time, ns.
-    """
-    beyond, tiny = graph
-    alone = max(len(plan.of_kind(row.op)) for plan in plans) == 1
-    ns = row.us * 1e3
-    return max(ns, tiny) - beyond if alone and ns < HOST_BOUND * tiny else ns
 
 
 def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: ModelShape, spec: SparseSpec) -> float:

@@ -30,21 +30,32 @@ class Lanes(Protocol):
         ...
 
 
-def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
-    """Issue every operation of the plan, in order, on its stream, after its waits.
+def forked(plan: Plan) -> frozenset[int]:
+    """Operations to launch apart: the two that follow a fork on their stream.
 
-    The two operations after a fork are launched apart. Launched ahead, their thread blocks would fill the GPU before
-    the other stream's kernels, which wait for the same event, could get a place; a step is then up to 15 % longer.
+    Launched ahead, their thread blocks would fill the GPU before the other stream's kernels, which wait for the same
+    event, could get a place; a step is then up to 15 % longer.
     """
     awaited = {index for op in plan for index in op.after}
     before: dict[str, tuple[int, ...]] = {}
+    found = set()
+    for op in plan:
+        last = before.get(op.stream, ())
+        if awaited.intersection(last):
+            found.add(op.index)
+        before[op.stream] = (*last[-1:], op.index)
+    return frozenset(found)
+
+
+def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
+    """Issue every operation of the plan, in order, on its stream, after its waits."""
+    awaited = {index for op in plan for index in op.after}
+    alone = forked(plan)
     for op in plan:
         for index in op.after:
             lanes.wait(op.stream, index)
-        forked = any(index in awaited for index in before.get(op.stream, ()))
-        with lanes.on(op.stream), apart() if forked else nullcontext():
+        with lanes.on(op.stream), apart() if op.index in alone else nullcontext():
             bindings[op.kind](op)
-        before[op.stream] = (*before.get(op.stream, ())[-1:], op.index)
         if op.index in awaited:
             lanes.done(op.stream, op.index)
 

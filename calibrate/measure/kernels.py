@@ -1,8 +1,10 @@
-"""Every kernel of the plan alone, over its shapes: all of a step's operations of one kind, back to back."""
+"""Every kernel of the plan, over its shapes: what it adds behind the kernel that precedes it in a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from statistics import median
 
 import torch
 
@@ -11,13 +13,21 @@ from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
-from sparda.engine.plan import Op
+from sparda.engine.lanes import forked
+from sparda.engine.plan import MAIN, Op, Plan
+from sparda.kernels.launch import apart
 
+BEHIND = f"{METHOD}: each operation behind the one before it in a step, less that one alone"
 REPEATS = 12
+LEAST_OPS = 8
+"""Operations to time at the least: of some kinds a step has one, which alone in a graph is less than the graph."""
+
+LEAST_US = 0.01
+"""What an operation is taken to add at the least, where noise says nothing or less."""
+
 BATCHES = (1, 2, 4, 8, 16, 32, 48, 64)
 
 BY_BATCH = (
-    "embed",
     "norm",
     "qkv",
     "append",
@@ -27,10 +37,11 @@ BY_BATCH = (
     "down",
     "final_norm",
     "lm_head",
-    "sample",
     "writeback",
+    "embed",
+    "sample",
 )
-"""Kinds whose work depends on the batch alone."""
+"""Kinds whose work depends on the batch alone; last those that move every sequence on by a token."""
 
 BY_CONTEXT = {"sparda": ("score", "select"), "sparse": ("headscore",)}
 """Kinds whose work grows with the context too, by the policy that has them."""
@@ -48,18 +59,46 @@ def chain(decoder: Decoder, kind: str) -> tuple[Callable[[], None], list[Op]]:
     Layers follow each other, so weights and KV come from memory and not from the L2 cache, as in a step.
     """
     ops = decoder.plan.of_kind(kind)
-    binding = decoder.bindings[kind]
+    return _body(decoder, ops, kind), ops
+
+
+def behind(decoder: Decoder, kind: str) -> tuple[Callable[[], None], Callable[[], None], list[Op]]:
+    """Two bodies, and the operations by which they differ: every operation of ``kind`` behind the one that precedes it
+    in a step, and those that precede alone.
+
+    The difference in time is what the operation adds to a step: it finds in the L2 cache what its predecessor leaves
+    there, and starts while that one ends if it does so in a step.
+    """
+    plan = decoder.plan
+    ops = plan.of_kind(kind)
+    ops *= max(1, LEAST_OPS // len(ops))
+    before = [_previous(plan, op) for op in ops]
+    pairs = [op for pair in zip(before, ops, strict=True) for op in pair]
+    return _body(decoder, pairs, kind), _body(decoder, before, kind), ops
+
+
+def _previous(plan: Plan, op: Op) -> Op:
+    """The operation that ends last before ``op`` starts: the one before it on the main stream, or the one it awaits."""
+    if op.stream != MAIN and op.after:
+        return plan.ops[op.after[-1]]
+    main = [o for o in plan if o.stream == MAIN]
+    return main[main.index(op) - 1]
+
+
+def _body(decoder: Decoder, ops: list[Op], kind: str) -> Callable[[], None]:
+    alone, bindings = forked(decoder.plan), decoder.bindings
 
     def body() -> None:
         for op in ops:
-            binding(op)
+            with apart() if op.index in alone else nullcontext():
+                bindings[op.kind](op)
         if kind == "select":
             # Without a new step the second replay would find every chosen block resident, and the miss lists of
             # many replays would pile up. Two tiny kernels for all layers' selects.
             decoder.tiers.step.add_(1)
             decoder.tiers.miss_count.zero_()
 
-    return body, ops
+    return body
 
 
 def _cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
@@ -76,7 +115,7 @@ def _cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
 
 
 def measure_kernels(bench: Bench) -> None:
-    """Rows of kind ``kernel``: microseconds per operation, launch gap inside a CUDA graph included."""
+    """Rows of kind ``kernel``: microseconds that an operation adds behind the one that precedes it in a step."""
     for workload, config, kinds, second in _cases():
         case: dict[str, Value] = {"batch": workload.batch}
         if second:
@@ -88,11 +127,13 @@ def measure_kernels(bench: Bench) -> None:
         decoder = bench.decoder(workload, config)
         decoder.issue()
         for kind in missing:
-            body, ops = chain(decoder, kind)
-            samples = replay_us(warm_and_captured(body), REPEATS, per=len(ops))
+            pairs, before, ops = behind(decoder, kind)
+            without = median(replay_us(warm_and_captured(before), REPEATS))
+            both = replay_us(warm_and_captured(pairs), REPEATS)
+            samples = tuple(max(LEAST_US, (us - without) / len(ops)) for us in both)
             work = ops[-1].work
             values = {"flops": float(work.flops), "hbm_bytes": float(work.hbm_bytes)}
-            bench.keep(bench.row("kernel", kind, case, samples, METHOD, values))
+            bench.keep(bench.row("kernel", kind, case, samples, BEHIND, values))
     _graph_costs(bench)
 
 

@@ -59,12 +59,6 @@ def test_every_kernel_takes_as_long_as_measured_at_every_measured_point(store: S
         assert fitted.kernels[r.op].at(float(r.case["batch"]), float(second), 0.0) == pytest.approx(r.us * 1e3)
 
 
-def test_an_operation_timed_in_a_graph_of_its_own_does_not_pay_for_the_graph(store: Store) -> None:
-    """A tiny graph takes 20 us, 19 of them the graph's; an embedding that took 24 us alone has 5 of its own."""
-    store.append("kernel", [row("kernel", "embed", {"batch": 16}, 24.0)])
-    assert fit("none", store, MODEL, SPEC).fitted.kernels["embed"].at(16, 0, 0) == pytest.approx(5000.0)
-
-
 def test_a_copys_start_and_its_rates_are_told_apart(store: Store) -> None:
     fitted = fit("none", store, MODEL, SPEC).fitted
     assert fitted.start_ns == pytest.approx(START_US * 1e3, rel=1e-3)

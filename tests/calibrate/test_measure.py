@@ -22,7 +22,7 @@ from sparda.engine.config import Config, Workload
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import SparseSpec
 from tests.calibrate.fake_cuda import GRAPH_US
-from tests.calibrate.measure_fakes import SHAPE, START_US, Gpu, install, link_gb_s
+from tests.calibrate.measure_fakes import FLOOR_US, HBM_GB_S, SHAPE, START_US, Gpu, install, link_gb_s
 
 COPY = {"ctas", "warps", "stages", "chunk_bytes"}
 STEP = {*asdict(Workload()), *asdict(Config())}
@@ -92,6 +92,15 @@ def test_kernel_rows_are_of_every_kind_over_the_axes_it_depends_on(session: Sess
         workload = Workload(int(r.number("batch")), int(r.number("context_tokens")), 0.06)
         work = make_plan(SHAPE, SparseSpec(), workload, config).of_kind(r.op)[-1].work
         assert dict(r.values) == {"flops": work.flops, "hbm_bytes": work.hbm_bytes}
+
+
+def test_a_kernel_row_is_what_the_operation_adds_and_nothing_of_its_predecessor_or_the_graph(session: Session) -> None:
+    for r in session.of("kernel", *kernels.BY_BATCH, "attention"):
+        workload = Workload(int(r.number("batch")), 32768, 0.06)
+        config = Config(top_k=int(r.case.get("top_k", 96)))
+        ops = make_plan(SHAPE, SparseSpec(), workload, config).of_kind(r.op)
+        alone = [FLOOR_US + op.work.hbm_bytes / HBM_GB_S / 1e3 for op in ops]
+        assert r.us == pytest.approx(sum(alone) / len(alone), rel=1e-3, abs=2e-3)
 
 
 def test_corun_rows_are_of_every_kind_beside_every_copy(session: Session) -> None:
