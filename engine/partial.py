@@ -56,5 +56,5 @@ def random_basis(shape: ModelShape, layers: int, device: torch.device | str, see
     """
     generator = torch.Generator().manual_seed(seed)
     rotation, _ = torch.linalg.qr(torch.randn(shape.head_dim, shape.head_dim, generator=generator))
-    kept = rotation[:, : shape.partial_dims].to(device)
+    kept: Tensor = rotation[:, : shape.partial_dims].to(device)
     return kept.expand(layers, shape.kv_heads, -1, -1).contiguous()
