@@ -25,6 +25,11 @@ class PartialKeys:
         """Set a layer's partial keys from its rotated keys [B, H, T, head_dim], T at the most C."""
         self.rows[layer, :, :, : keys.shape[2]] = along(keys, self.basis[layer])
 
+    def admit(self, sequence: int, keys: Tensor) -> None:
+        """Set the partial keys of one row of the batch from rotated keys [L, H, T, head_dim]."""
+        for layer, own in enumerate(keys):
+            self.rows[layer, sequence, :, : own.shape[1]] = along(own[None], self.basis[layer])[0]
+
 
 def along(x: Tensor, basis: Tensor) -> Tensor:
     """Vectors [B, H, ..., head_dim] along each head's directions [H, head_dim, R], fp32 [B, H, ..., R]."""

@@ -102,6 +102,8 @@ class Tiers:
         self.counted_from = 0
         self.side: list[Callable[[int, Prefilled], None]] = []
         """Called with a row and its prompt by ``admit``: fills what a policy keeps of tokens besides K and V."""
+        if (partial := self.partial) is not None:
+            self.side.append(lambda row, prompt: partial.admit(row, prompt.keys[self.whole :]))
 
     def _layer(self, layer: int) -> LayerTier:
         whole = layer < self.whole

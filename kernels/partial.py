@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
+
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -61,10 +63,14 @@ def _query_kernel(
     stride_h: tl.tensor,
     DIM: tl.constexpr,
     RANK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     pair = tl.program_id(0).to(tl.int64)
     h = pair % kv_heads
     row = query + pair // kv_heads * stride_b + h * stride_h
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     values = _along(row, basis + h * (DIM * RANK), DIM, RANK)
     tl.store(out + pair * RANK + tl.arange(0, RANK), values.to(out.dtype.element_ty))
 
@@ -126,8 +132,9 @@ def project_query(query: torch.Tensor, basis: torch.Tensor, out: torch.Tensor) -
     _check("out", out, (batch, kv_heads, rank), (query.dtype,))
     _check_powers(D=dim, R=rank)
     _query_kernel[(batch * kv_heads,)](
-        query, basis, out, kv_heads, query.stride(0), query.stride(1), DIM=dim, RANK=rank, num_warps=4
-    )
+        query, basis, out, kv_heads, query.stride(0), query.stride(1), DIM=dim, RANK=rank, num_warps=4,
+        **dependent(out),
+    )  # fmt: skip
 
 
 def append_partial_reference(

@@ -102,3 +102,13 @@ def test_filling_sets_one_layers_rows_from_its_keys_and_leaves_the_rest() -> Non
     torch.testing.assert_close(partial.rows[1, :, :, :13].float(), along(keys, basis[1]), rtol=8e-3, atol=1e-2)
     assert not partial.rows[0].any()
     assert not partial.rows[1, :, :, 13:].any()
+
+
+def test_a_prompt_enters_its_own_row_of_every_layer() -> None:
+    basis = torch.randn(2, HEADS, DIM, 8)
+    partial = PartialKeys(basis, torch.zeros(2, 3, HEADS, 20, 8))
+    keys = torch.randn(2, HEADS, 13, DIM)
+    partial.admit(1, keys)
+    torch.testing.assert_close(partial.rows[:, 1, :, :13], torch.einsum("lhtd,lhdr->lhtr", keys, basis))
+    assert not partial.rows[:, [0, 2]].any()
+    assert not partial.rows[:, 1, :, 13:].any()
