@@ -37,7 +37,7 @@ class Workload:
         )
 
 
-POLICIES = ("dense", "sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident")
+POLICIES = ("dense", "sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident", "infinigen")
 """What ``engine.policies`` has a module for; each says there what it is."""
 
 

@@ -1,16 +1,19 @@
-"""Runs a plan for real: binds each kind of operation to its kernel and captures the whole step in one CUDA graph."""
+"""Runs a plan for real: binds each kind of operation to its kernel and captures the step.
+
+In one CUDA graph, or in pieces where the host has work in the middle of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from sparda.engine.graph import captured
+from sparda.engine.graph import Replayable, captured
 from sparda.engine.kinds import bindings
 from sparda.engine.lanes import Binding, CudaLanes, Lanes, SerialLanes, issue
-from sparda.engine.plan import Plan
+from sparda.engine.pieces import HostLanes, Pieces
+from sparda.engine.plan import HOST, Plan
 from sparda.engine.run import Run
 from sparda.engine.tiers import Tiers
 from sparda.engine.trace import SelectionTrace
@@ -27,7 +30,7 @@ class Decoder:
     def __init__(self, plan: Plan, weights: Weights, tiers: Tiers, trace: SelectionTrace | None = None) -> None:
         self.run = Run(plan, weights, tiers, trace)
         self.plan, self.tiers, self.trace = plan, tiers, trace
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Replayable | None = None
         self.bindings: Mapping[str, Binding] = bindings(self.run)
 
     @property
@@ -52,9 +55,12 @@ class Decoder:
         issue(self.plan, self.bindings, lanes or SerialLanes())
 
     def capture(self) -> None:
-        """Capture the step in one CUDA graph. Runs one step first, which compiles every kernel."""
+        """Capture the step, in pieces where the plan has work for the host. Runs one first: kernels are compiled."""
         self.issue()
-        self.graph = captured(lambda: self.issue(CudaLanes()))
+        if HOST in self.plan.streams:
+            self.graph = Pieces(self.plan, self.bindings, HostLanes(self.plan.streams))
+        else:
+            self.graph = captured(lambda: self.issue(CudaLanes()))
 
     def step(self) -> None:
         """Decode one token per sequence; returns when it is enqueued."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from sparda.engine.plan import MAIN, Op, Plan
+from sparda.engine.plan import HOST, MAIN, Op, Plan
 from sparda.kernels.launch import apart
 
 Binding = Callable[[Op], None]
@@ -61,13 +61,15 @@ def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
 
 
 class SerialLanes:
-    """One thread: plan order satisfies every wait, since waits point backwards."""
+    """One stream: plan order satisfies every wait, since waits point backwards; the host waits for all of it."""
 
     @contextmanager
     def on(self, stream: str) -> Iterator[None]:
         yield
 
-    def wait(self, stream: str, op: int) -> None: ...
+    def wait(self, stream: str, op: int) -> None:
+        if stream == HOST and torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
 
     def done(self, stream: str, op: int) -> None: ...
 
@@ -97,6 +99,6 @@ class CudaLanes:
         self._stream(stream).wait_event(self._events[op])
 
     def done(self, stream: str, op: int) -> None:
-        event = torch.cuda.Event()
-        event.record(self._stream(stream))
-        self._events[op] = event
+        if op not in self._events:
+            self._events[op] = torch.cuda.Event()
+        self._events[op].record(self._stream(stream))

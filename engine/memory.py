@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparda.engine.config import Config, Workload
-from sparda.engine.policies import resident_layers
+from sparda.engine.policies import kept_beside, resident_layers
 from sparda.engine.shapes import ModelShape, SparseSpec
 
 
@@ -18,16 +18,20 @@ class Memory:
     compressed_bytes: int
     workspace_bytes: int
     pinned_bytes: int
+    side_bytes: int = 0
+    """What a policy keeps on the GPU of every token besides its key and value."""
 
     @property
     def gpu_bytes(self) -> int:
-        return self.weights_bytes + self.resident_bytes + self.compressed_bytes + self.workspace_bytes
+        kept = self.resident_bytes + self.compressed_bytes + self.side_bytes
+        return self.weights_bytes + kept + self.workspace_bytes
 
 
 def memory_of(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Memory:
     """Bytes of weights, block slots, compressed keys, activations and the pinned pool.
 
     One slot more than ``config.slots`` per (layer, sequence, KV head): the room where the next block is born.
+    Where the host gathers what is missing, two staging buffers on either side hold all that a layer can choose.
     """
     whole = resident_layers(config, shape.layers)
     blocks = spec.blocks(workload.context_tokens) + 1
@@ -35,11 +39,15 @@ def memory_of(shape: ModelShape, spec: SparseSpec, workload: Workload, config: C
     slots = whole * blocks + (shape.layers - whole) * min(config.slots + 1, blocks)
     keys = spec.compressed(blocks * spec.block)
     compressed = shape.layers * heads * keys * shape.head_dim * shape.value_bytes
+    gathers = "partial" in kept_beside(config)
+    staging = gathers * 2 * heads * config.top_k * shape.block_bytes(spec)
+    partial = gathers * (shape.layers - whole) * heads * blocks * spec.block * shape.partial_dims * shape.value_bytes
     activations = workload.batch * (6 * shape.d_model + shape.qkvf_width + 3 * shape.ffn + 3 * shape.vocab)
     return Memory(
         weights_bytes=shape.weight_bytes,
         resident_bytes=heads * slots * shape.block_bytes(spec),
         compressed_bytes=compressed,
-        workspace_bytes=activations * shape.value_bytes + (1 << 30),
-        pinned_bytes=(shape.layers - whole) * heads * blocks * shape.block_bytes(spec),
+        workspace_bytes=activations * shape.value_bytes + staging + (1 << 30),
+        pinned_bytes=(shape.layers - whole) * heads * blocks * shape.block_bytes(spec) + staging,
+        side_bytes=partial,
     )

@@ -1,8 +1,9 @@
 """A decode step, described once: the operations, their streams, their work and what each waits for.
 
 Two players read a plan. The engine's executor binds each kind to a kernel and captures the step in one CUDA
-graph; the simulator binds each kind to a cost. Operations of one stream run in the order of the plan;
-``after`` names, by index, the operations of other streams that must have finished.
+graph, or in several where the host has work of its own in the middle of it; the simulator binds each kind to a
+cost. Operations of one stream run in the order of the plan; ``after`` names, by index, the operations of other
+streams that must have finished.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from sparda.engine.shapes import ModelShape, SparseSpec
 MAIN = "main"
 SELECT = "select"
 PREFETCH = "prefetch"
-STREAMS = (MAIN, SELECT, PREFETCH)
+COPY = "copy"
+"""Transfers by the GPU's copy engines, started by the host at every step because it alone knows their sizes."""
+HOST = "host"
+"""What the host itself does, one operation after the other. It can be in no graph."""
+STREAMS = (MAIN, SELECT, PREFETCH, COPY, HOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Work:
     d2h_bytes: int = 0
     ctas: int = 0
     """CTAs held for the whole of the operation, where that is fixed (a persistent kernel); 0 elsewhere."""
+    host_bytes: int = 0
+    """Bytes that the host's cores read and write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparda.engine.config import Config
+from sparda.engine.partial import along
 from sparda.engine.policies import projections
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
@@ -31,6 +32,8 @@ class ReferenceDecoder:
     config: Config
     history: list[tuple[Tensor, Tensor]]
     overlooked: float = 0.0
+    basis: Tensor | None = None
+    """InfiniGen's directions of the offloaded layers, fp32 [layers - 1, H, head_dim, R]."""
 
     @property
     def shape(self) -> ModelShape:
@@ -59,13 +62,18 @@ class ReferenceDecoder:
             q, k, v, *extra = heads.split([s.heads, s.kv_heads, s.kv_heads] + [s.kv_heads] * len(queries), 1)
             named = {n: self._rope(e, cos, sin) for n, e in zip(queries, extra, strict=True)}
             q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
-            keys = self._compressed(layer)
-            if "forecast" in named:
-                forecasts[layer + self.config.lookahead] = named["forecast"]
-            scores = self._scores(keys, q, forecasts.get(layer, named.get("current")))
+            for name in ("forecast", "proxy"):
+                if name in named:
+                    forecasts[layer + self.config.lookahead] = named[name]
+            if self.basis is not None and layer in forecasts:
+                scores, per_block = self._partial_scores(layer, forecasts[layer]), self.spec.block
+            else:
+                scores = self._scores(self._compressed(layer), q, forecasts.get(layer, named.get("current")))
+                per_block = self.spec.keys_per_block
             old_k, old_v = self.history[layer]
             self.history[layer] = (torch.cat([old_k, k[:, :, None]], 2), torch.cat([old_v, v[:, :, None]], 2))
-            out = self._attend(layer, q, self._choose(scores, position, chosen[layer] if chosen else None))
+            given = chosen[layer] if chosen else None
+            out = self._attend(layer, q, self._choose(scores, position, given, per_block))
             delta = self._stored(out @ lw.output.float().T)
             x, h = self._norm(x, delta, lw.ffn_norm)
             gate, up = self._stored(h @ lw.gate_up.float().T).chunk(2, -1)
@@ -97,10 +105,20 @@ class ReferenceDecoder:
         logits: Tensor = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
         return logits.softmax(-1).sum(2)
 
-    def _choose(self, scores: Tensor, position: int, given: Tensor | None) -> Tensor:
-        """Boolean [B, H, blocks]: forced blocks and the best others, max-pooled over the five windows that touch."""
+    def _partial_scores(self, layer: int, guess: Tensor) -> Tensor:
+        """[B, H, T]: the guessed query times every earlier token's key, both along the directions kept."""
+        assert self.basis is not None
+        basis = self.basis[layer - 1]
+        keys = self._stored(along(self.history[layer][0], basis))
+        return torch.einsum("bhr,bhtr->bht", self._stored(along(guess, basis)), keys)
+
+    def _choose(self, scores: Tensor, position: int, given: Tensor | None, per: int) -> Tensor:
+        """Boolean [B, H, blocks]: forced blocks and the best others, max-pooled over all that touches a block.
+
+        ``per``: scores that begin in one block. The last before a block counts for it too.
+        """
         spec, blocks = self.spec, position // self.spec.block + 1
-        per, count = spec.keys_per_block, scores.shape[-1]
+        count = scores.shape[-1]
         pooled = torch.full((*scores.shape[:2], blocks), -torch.inf, device=scores.device)
         for m in range(blocks):
             low, high = max(0, per * m - 1), min(count, per * m + per)

@@ -10,6 +10,10 @@ VALUE_BYTES = (2, 4)
 """Bytes of a weight, an activation or a cached value: bf16, or fp32 where tokens must equal another fp32 program's."""
 
 
+PARTIAL_DIMS = 32
+"""Directions of a key that InfiniGen keeps on the GPU for every token (arXiv 2406.19707)."""
+
+
 @dataclass(frozen=True, slots=True)
 class SparseSpec:
     """Geometry of InfLLM-V2 block selection (arXiv 2606.04511, section 3), in tokens and blocks.
@@ -108,6 +112,11 @@ class ModelShape:
     def qkvf_width(self) -> int:
         """Rows of the fused projection: Q, K, V and the Forecast (one head per KV head)."""
         return self.q_width + 3 * self.kv_width
+
+    @property
+    def partial_dims(self) -> int:
+        """Values of a partial key: a short head is kept whole."""
+        return min(PARTIAL_DIMS, self.head_dim)
 
     @property
     def residual_scale(self) -> float:

@@ -11,7 +11,8 @@ from torch import Tensor
 from sparda.engine import admission
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.policies import resident_layers
+from sparda.engine.partial import PartialKeys, random_basis
+from sparda.engine.policies import kept_beside, resident_layers
 from sparda.engine.prefill import Prefilled
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import DTYPES
@@ -52,7 +53,7 @@ class Tiers:
     """KV cache, maps and counters of a batch. ``capacity`` tokens per sequence are preallocated.
 
     ``pool_rows`` below the exact number makes sequences alias the same pinned blocks: right for a benchmark, where
-    the contents mean nothing, and said in its result; ``aliased`` tells.
+    the contents mean nothing, and said in its result; ``aliased`` tells. ``partial`` is there for policies that ask.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Tiers:
         self.slot_of_block = ints(layers, batch, kv, self.blocks, fill=-1)
         keys = spec.compressed(self.blocks * spec.block)
         self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=self.dtype, device=self.device)
+        self.partial = self._partial_keys() if "partial" in kept_beside(config) else None
         self.layers = tuple(self._layer(layer) for layer in range(layers))
         self.positions = ints(batch, fill=workload.context_tokens)
         self.step = ints(1)
@@ -100,6 +102,8 @@ class Tiers:
         self.counted_from = 0
         self.side: list[Callable[[int, Prefilled], None]] = []
         """Called with a row and its prompt by ``admit``: fills what a policy keeps of tokens besides K and V."""
+        if (partial := self.partial) is not None:
+            self.side.append(lambda row, prompt: partial.admit(row, prompt.keys[self.whole :]))
 
     def _layer(self, layer: int) -> LayerTier:
         whole = layer < self.whole
@@ -118,6 +122,12 @@ class Tiers:
             keys=self.keys[layer],
             pool_base=-1 if whole else (layer - self.whole) * self.heads * self.blocks,
         )
+
+    def _partial_keys(self) -> PartialKeys:
+        s, room = self.shape, self.blocks * self.spec.block
+        size = (self.offloaded, self.workload.batch, s.kv_heads, room, s.partial_dims)
+        rows = torch.zeros(size, dtype=self.dtype, device=self.device)
+        return PartialKeys(random_basis(s, self.offloaded, self.device), rows)
 
     def seed(self, seed: int = 0) -> None:
         """Random KV for the whole context, compressed keys to match, and the blocks a prefill would leave resident.
@@ -140,6 +150,8 @@ class Tiers:
         # Means of 32 keys: a thirty-second of the variance.
         for keys in (*self.keys, *self.whole_cache.flatten(0, 1)):
             keys.normal_(0.0, 32**-0.5, generator=generator)
+        if self.partial is not None:
+            self.partial.rows.normal_(generator=generator)
 
     def _seed_layer(self, layer: int, seed: int) -> None:
         generator = torch.Generator(device=self.device).manual_seed(seed * 1009 + layer)
@@ -153,6 +165,8 @@ class Tiers:
         flat = history[:, :, :, 0].flatten(2, 3).float()
         windows = flat.unfold(2, spec.kernel, spec.stride)
         tier.keys.copy_(windows.mean(-1)[:, :, : tier.keys.shape[2]].to(self.dtype))
+        if self.partial is not None and layer >= self.whole:
+            self.partial.fill(layer - self.whole, flat)
 
     def reset_residents(self) -> None:
         """Put each sequence back at its context length with forced blocks, then the oldest, in the slots."""

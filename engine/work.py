@@ -99,6 +99,33 @@ class Sizes:
             hbm_bytes=kv + 2 * self.batch * self.shape.q_width * self.value,
         )
 
+    def partial_query(self) -> Work:
+        s, dims = self.shape, self.shape.partial_dims
+        moved = self.heads * (s.head_dim + dims) * self.value + s.kv_width * dims * 4
+        return Work(flops=2 * self.heads * s.head_dim * dims, hbm_bytes=moved)
+
+    def partial_score(self) -> Work:
+        values = self.heads * self.workload.context_tokens * self.shape.partial_dims
+        return Work(flops=2 * values, hbm_bytes=values * self.value + 4 * self.heads * self.blocks)
+
+    def partial_keys(self, layers: int) -> Work:
+        one = self.partial_query()
+        return Work(flops=layers * one.flops, hbm_bytes=layers * one.hbm_bytes)
+
+    def report(self) -> Work:
+        moved = 4 * (self.heads * (self.config.slots + 1) + 1)
+        return Work(hbm_bytes=moved, d2h_bytes=moved)
+
+    def gather(self) -> Work:
+        return Work(host_bytes=2 * self.misses * self.shape.block_bytes(self.spec))
+
+    def upload(self) -> Work:
+        moved = self.misses * self.shape.block_bytes(self.spec)
+        return Work(hbm_bytes=moved, h2d_bytes=moved)
+
+    def scatter(self) -> Work:
+        return Work(hbm_bytes=2 * self.misses * self.shape.block_bytes(self.spec))
+
     def sample(self) -> Work:
         return Work(hbm_bytes=self.batch * self.shape.vocab * self.value)
 

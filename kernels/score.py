@@ -23,6 +23,13 @@ from sparda.kernels.pooling import (
 )
 
 _TILE_BLOCKS = 16
+_TILE_VALUES = 8192
+"""Key values that one program holds at a time, at the most."""
+
+
+def tile_blocks(ratio: int, dim: int) -> int:
+    """Blocks scored by one program: fewer where a block has many keys of ``dim`` values."""
+    return max(1, min(_TILE_BLOCKS, _TILE_VALUES // (ratio * dim)))
 
 
 @triton.jit
@@ -115,7 +122,8 @@ def forecast_scores(
         raise ValueError(f"positions: given {tuple(positions.shape)} {positions.dtype}, allowed: [{batch}] int32")
     if query.stride(2) != 1 or keys.stride(3) != 1 or out.stride(2) != 1:
         raise ValueError("query, keys, out: given a strided last dimension, allowed: a contiguous one")
-    _forecast_kernel[(triton.cdiv(blocks, _TILE_BLOCKS), batch * kv_heads)](
+    tile = tile_blocks(block // stride, dim)
+    _forecast_kernel[(triton.cdiv(blocks, tile), batch * kv_heads)](
         query,
         keys,
         positions,
@@ -135,7 +143,7 @@ def forecast_scores(
         STRIDE=stride,
         RATIO=block // stride,
         DIM=dim,
-        TILE=_TILE_BLOCKS,
+        TILE=tile,
         num_warps=4,
         **dependent(keys),
     )

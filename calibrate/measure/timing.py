@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from sparda.engine.graph import captured
+from sparda.engine.graph import Replayable, captured
 
 METHOD = "CUDA graph, events around each replay"
 WARMUP = 3
@@ -18,8 +18,11 @@ def warm_and_captured(body: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return captured(body)
 
 
-def replay_us(graph: torch.cuda.CUDAGraph, repeats: int, *, per: int = 1, warmup: int = WARMUP) -> tuple[float, ...]:
-    """Microseconds of each of ``repeats`` replays, divided by ``per`` (operations in the graph). Synchronises."""
+def replay_us(graph: Replayable, repeats: int, *, per: int = 1, warmup: int = WARMUP) -> tuple[float, ...]:
+    """Microseconds of each of ``repeats`` replays, divided by ``per`` (operations in the graph). Synchronises.
+
+    A step in pieces is timed as it is: the GPU's clock goes on while the host works.
+    """
     for _ in range(warmup):
         graph.replay()
     pairs = []

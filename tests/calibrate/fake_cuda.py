@@ -42,6 +42,14 @@ class Stream:
         for stream, done in event.seen.items():
             self.seen[stream] = max(done, self.seen.get(stream, 0))
 
+    def wait_stream(self, other: Stream) -> None:
+        event = Event(self.gpu)
+        event.record(other)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        self.gpu.waits += 1
+
 
 class Event:
     """A place in a stream."""
@@ -80,6 +88,8 @@ class FakeCuda:
     replayed: list[Graph] = field(default_factory=list)
     capturing: set[Stream] = field(default_factory=set)
     emptied: int = 0
+    waits: int = 0
+    """How often the host waited for a stream."""
     latest_us: float = 0.0
 
     def __post_init__(self) -> None:
@@ -95,10 +105,12 @@ class FakeCuda:
         self.current = before
 
     @contextmanager
-    def captured(self, made: Graph) -> Iterator[None]:
-        main, start_us = self.current, self.current.now_us
+    def captured(self, made: Graph, stream: Stream | None = None) -> Iterator[None]:
+        main = stream or self.current
+        start_us = main.now_us
         self.capturing = {main}
-        yield
+        with self.on(main):
+            yield
         behind = [s for s in self.capturing if s is not main and main.seen.get(s, 0) < s.done]
         assert not behind, "the capture ended before all its streams had come back"
         main.seen.clear()

@@ -74,8 +74,23 @@ def test_every_layer_of_lookahead_moves_a_layer_from_the_host_to_the_gpu() -> No
         assert far.pinned_bytes < near.pinned_bytes
 
 
-def test_the_parts_add_up() -> None:
-    memory = bytes_of(Config())
+def test_partial_keys_are_an_eighth_of_the_keys_and_values_that_are_offloaded() -> None:
+    memory = bytes_of(Config("infinigen"), Workload(batch=1, context_tokens=65536))
+    assert memory.side_bytes == pytest.approx(256 * (1 << 20) * 31 / 32, rel=0.002)
+    assert bytes_of(Config("sparse")).side_bytes == 0
+
+
+def test_gathering_on_the_host_takes_two_buffers_of_all_that_a_layer_may_choose_on_either_side() -> None:
+    gathers, fetches = bytes_of(Config("infinigen")), bytes_of(Config("sparse"))
+    staging = 2 * 16 * SHAPE.kv_heads * 96 * SHAPE.block_bytes(SPEC)
+    assert gathers.pinned_bytes - fetches.pinned_bytes == staging
+    assert gathers.workspace_bytes - fetches.workspace_bytes == staging
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_parts_add_up(policy: str) -> None:
+    memory = bytes_of(Config(policy))
     parts = memory.weights_bytes + memory.resident_bytes + memory.compressed_bytes + memory.workspace_bytes
+    parts += memory.side_bytes
     assert memory.gpu_bytes == parts
     assert replace(memory, pinned_bytes=0).gpu_bytes == parts

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparda.engine.config import POLICIES, Config, Workload
-from sparda.engine.plan import MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
+from sparda.engine.errors import SpardaError
+from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
 from sparda.engine.policies import REGISTRY, make_plan, projections, resident_layers
 from sparda.engine.shapes import MODELS, SparseSpec
 
@@ -23,7 +26,8 @@ workloads = st.builds(
 
 
 def plan_of(policy: str, lookahead: int = 1, workload: Workload | None = None, top_k: int = 96) -> Plan:
-    config = Config(policy=policy, lookahead=lookahead, top_k=top_k)
+    """InfiniGen takes no other lookahead than 1, and gets that."""
+    config = Config(policy=policy, lookahead=1 if policy == "infinigen" else lookahead, top_k=top_k)
     return make_plan(SHAPE, SPEC, workload or Workload(), config)
 
 
@@ -60,9 +64,9 @@ def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, wo
 @given(policies, lookaheads, workloads)
 def test_every_operation_has_work_and_none_is_negative(policy: str, lookahead: int, workload: Workload) -> None:
     for op in plan_of(policy, lookahead, workload):
-        work = (op.work.flops, op.work.hbm_bytes, op.work.h2d_bytes, op.work.d2h_bytes)
+        work = (op.work.flops, op.work.hbm_bytes, op.work.h2d_bytes, op.work.d2h_bytes, op.work.host_bytes)
         assert min(work) >= 0
-        assert any(work) or op.kind == "prefetch"
+        assert any(work) or op.kind in ("prefetch", "gather", "upload", "scatter")
 
 
 @settings(deadline=None)
@@ -97,9 +101,10 @@ def test_sparse_fetches_for_every_layer_but_the_first() -> None:
 
 @settings(deadline=None)
 @given(policies, lookaheads)
-def test_layers_without_a_prefetch_are_those_that_stay_resident(policy: str, lookahead: int) -> None:
+def test_layers_without_a_fetch_are_those_that_stay_resident(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
-    assert len(plan.of_kind("prefetch")) == SHAPE.layers - resident_layers(plan.config, SHAPE.layers)
+    fetched = plan.of_kind("prefetch") + plan.of_kind("upload")
+    assert len(fetched) == SHAPE.layers - resident_layers(plan.config, SHAPE.layers)
 
 
 @pytest.mark.parametrize("policy", ["dense", "sparse-resident", "sparda-resident"])
@@ -189,6 +194,53 @@ def test_every_layer_is_scored_by_exactly_one_projected_query(policy: str, looka
         for query in projections(config, layer, SHAPE.layers):
             scored.append(layer + lookahead if query == "forecast" else layer)
     assert sorted(scored) == list(range(SHAPE.layers))
+
+
+@pytest.mark.parametrize("layer", range(1, SHAPE.layers))
+def test_the_host_gathers_while_the_gpu_has_the_rest_of_a_layer_and_the_next_ones_beginning_to_do(layer: int) -> None:
+    plan = plan_of("infinigen")
+    gather, earlier = only(plan, "gather", layer), history(plan)
+    beside = [only(plan, kind, layer - 1) for kind in ("attention", "oproj", "gateup", "down")]
+    beside += [only(plan, kind, layer) for kind in ("norm", "qkv", "append")]
+    beside += [only(plan, "select", layer + 1)] if layer + 1 < SHAPE.layers else []
+    for op in beside:
+        assert op.index < gather.index
+        assert op.index not in earlier[gather.index]
+
+
+def test_infinigen_fetches_by_way_of_the_host_and_each_part_waits_for_the_one_before() -> None:
+    plan = plan_of("infinigen")
+    for layer in range(1, SHAPE.layers):
+        way = [only(plan, kind, layer) for kind in ("select", "report", "gather", "upload", "scatter", "attention")]
+        assert [op.stream for op in way] == [SELECT, SELECT, HOST, COPY, PREFETCH, MAIN]
+        assert way[1].index == way[0].index + 1
+        assert all(after.after == (before.index,) for before, after in pairwise(way[1:]))
+        assert only(plan, "partial_score", layer).index < only(plan, "append", layer).index
+
+
+def test_a_staging_buffer_is_free_when_the_host_gathers_into_it_two_layers_later() -> None:
+    plan = plan_of("infinigen")
+    earlier = history(plan)
+    for layer in range(3, SHAPE.layers):
+        before = only(plan, "gather", layer).index
+        assert {only(plan, kind, layer - 2).index for kind in ("upload", "scatter")} <= earlier[before]
+
+
+@settings(deadline=None)
+@given(workloads)
+def test_the_host_reads_and_writes_every_missing_block_and_the_gpu_moves_it_once_more(workload: Workload) -> None:
+    plan = plan_of("infinigen", workload=workload)
+    missing = round(workload.miss_rate * 96 * workload.batch * SHAPE.kv_heads) * BLOCK
+    for layer in range(1, SHAPE.layers):
+        assert only(plan, "gather", layer).work == Work(host_bytes=2 * missing)
+        assert only(plan, "upload", layer).work == Work(hbm_bytes=missing, h2d_bytes=missing)
+        assert only(plan, "scatter", layer).work == Work(hbm_bytes=2 * missing)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_infinigen_looks_one_layer_ahead_and_says_so(lookahead: int) -> None:
+    with pytest.raises(SpardaError, match=f"lookahead is {lookahead}; infinigen guesses .* of the next layer"):
+        make_plan(SHAPE, SPEC, Workload(), Config("infinigen", lookahead=lookahead))
 
 
 def test_every_policy_that_may_be_named_has_a_planner() -> None:

@@ -116,6 +116,24 @@ def test_a_compressed_key_is_the_mean_of_its_window_of_keys() -> None:
             torch.testing.assert_close(tier.keys[:, :, index].float(), window, rtol=0.01, atol=1e-3)
 
 
+def test_partial_keys_are_kept_of_every_offloaded_layer_for_the_policy_that_asks_for_them_and_no_other() -> None:
+    assert tiers_of("sparse").partial is None
+    tiers = tiers_of("infinigen")
+    assert tiers.partial is not None
+    assert tiers.partial.rows.dtype == torch.bfloat16
+    for layer, (k, _) in enumerate(history_of(tiers)[1:]):
+        expected = torch.einsum("bhtd,hdr->bhtr", k, tiers.partial.basis[layer])
+        torch.testing.assert_close(tiers.partial.rows[layer, :, :, :CONTEXT].float(), expected, rtol=8e-3, atol=1e-2)
+
+
+def test_partial_keys_of_an_aliased_pool_are_random_and_finite() -> None:
+    values = SHAPE.block_bytes(SPEC) // 2
+    tiers = tiers_of("infinigen", pool=new_pool(10, values, torch.device("cpu")))
+    assert tiers.partial is not None
+    assert bool(tiers.partial.rows.isfinite().all())
+    assert float(tiers.partial.rows.float().std()) == pytest.approx(1.0, abs=0.1)
+
+
 def test_a_pool_too_small_for_every_block_is_said_to_be_aliased_and_still_fills_the_slots() -> None:
     exact = 2 * 4 * (SPEC.blocks(CONTEXT + 32) + 1)
     values = SHAPE.block_bytes(SPEC) // 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.plan import Op, Plan, PlanBuilder
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, ModelShape, SparseSpec
@@ -12,6 +12,10 @@ from sparda.sim.costs import Machine
 
 MINICPM = MODELS["minicpm4.1-8b"]
 SMALL = ModelShape("small", layers=4, d_model=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1024)
+
+
+PLAYED = tuple(policy for policy in POLICIES if policy != "infinigen")
+"""Policies whose every kind of operation the simulator knows; it has no costs for the host's own work."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import Config, Workload
 from sparda.engine.plan import MAIN, Plan
 from sparda.engine.shapes import SparseSpec
 from sparda.sim.player import play
 from sparda.sim.timeline import Timeline
-from tests.sim.sim_fakes import SMALL, FakeCosts, step_plan
+from tests.sim.sim_fakes import PLAYED, SMALL, FakeCosts, step_plan
 
 workloads = st.builds(
     Workload, batch=st.integers(1, 64), context_tokens=st.just(65536), miss_rate=st.sampled_from([0.0, 0.01, 0.06, 0.5])
 )
-configs = st.builds(Config, policy=st.sampled_from(POLICIES), lookahead=st.integers(0, 3))
+configs = st.builds(Config, policy=st.sampled_from(PLAYED), lookahead=st.integers(0, 3))
 plans = st.builds(step_plan, workloads, configs, st.just(SMALL))
 machines = st.builds(
     FakeCosts,
@@ -119,7 +119,7 @@ def test_bytes_moved_are_misses_times_block_bytes(plan: Plan, costs: FakeCosts) 
     assert timeline.link_bytes - 1 <= carried <= timeline.link_bytes + costs.link_gb_s * len(timeline.samples) + 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLAYED)
 def test_with_no_misses_the_link_carries_nothing(policy: str) -> None:
     timeline = play(step_plan(Workload(miss_rate=0.0), Config(policy=policy)), FakeCosts())
     assert timeline.link_bytes == timeline.link_busy_ns == 0
@@ -180,7 +180,7 @@ def test_the_same_plan_and_costs_give_the_same_bytes(plan: Plan, costs: FakeCost
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLAYED)
 def test_every_policy_plays_at_every_batch(policy: str, batch: int) -> None:
     timeline: Timeline = play(step_plan(Workload(batch=batch), Config(policy=policy)), FakeCosts())
     assert timeline.makespan_ns > 0

@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from sparda.engine.config import POLICIES, Config
+from sparda.engine.config import Config
 from sparda.engine.plan import MAIN
 from sparda.sim.player import play
 from sparda.sim.speed import steps_per_second
 from sparda.sim.timeline import Timeline
-from tests.sim.sim_fakes import FakeCosts, step_plan
+from tests.sim.sim_fakes import PLAYED, FakeCosts, step_plan
 
 
-@pytest.fixture(scope="module", params=POLICIES)
+@pytest.fixture(scope="module", params=PLAYED)
 def timeline(request: pytest.FixtureRequest) -> Timeline:
     return play(step_plan(config=Config(policy=request.param)), FakeCosts())
 

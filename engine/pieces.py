@@ -1,0 +1,139 @@
+"""A step with work of the host in its middle: CUDA graphs, and between them what the host does and starts.
+
+The plan is cut into actions in its own order. What the host waits for it waits for as events; what the GPU waits for
+has always been issued before, so no stream can run past an event that is yet to be recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from sparda.engine.graph import Replayable, captured
+from sparda.engine.lanes import Binding, CudaLanes, Lanes
+from sparda.engine.plan import COPY, HOST, MAIN, Op, Plan
+
+CALLED = (COPY, HOST)
+"""Streams whose operations the host carries out or starts anew at every step; those of all others are captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Consecutive operations of one stream, issued together.
+
+    ``waits``: operations of other streams whose end must be waited for first; those of the host are not among them,
+    because it has done them before it issues anything else. ``marked``: another stream waits for the last operation.
+    """
+
+    ops: tuple[Op, ...]
+    waits: tuple[int, ...]
+    marked: bool
+
+    @property
+    def stream(self) -> str:
+        return self.ops[0].stream
+
+
+def cut(plan: Plan) -> list[Action]:
+    """The plan's operations as actions, in the order of the plan.
+
+    An action ends where the stream changes, before an operation that waits, and after one that is waited for, so that
+    it neither begins later nor is known to be done later than it must. The host's and the copies stand alone.
+    """
+    awaited = {index for op in plan for index in op.after}
+    parts: list[list[Op]] = []
+    for op in plan:
+        last = parts[-1][-1] if parts else None
+        joins = last is not None and last.stream == op.stream and last.index not in awaited and not op.after
+        if joins and op.stream not in CALLED:
+            parts[-1].append(op)
+        else:
+            parts.append([op])
+    return [
+        Action(
+            ops=tuple(part),
+            waits=tuple(index for index in part[0].after if plan.ops[index].stream != HOST),
+            marked=part[-1].index in awaited and part[-1].stream != HOST,
+        )
+        for part in parts
+    ]
+
+
+class StepLanes(Lanes, Protocol):
+    """Lanes that carry step after step."""
+
+    def begin(self) -> None:
+        """Start a step: no stream of the GPU goes on before all that ``main`` has been given is done."""
+        ...
+
+    def captured(self, stream: str, body: Callable[[], None]) -> Replayable:
+        """``body`` as something that can be issued on ``stream`` again and again; it is not run now."""
+        ...
+
+
+class HostLanes(CudaLanes):
+    """CUDA streams and the host. The stream current when a step begins is ``main``; a graph has its stream's priority.
+
+    Each operation's event is recorded anew in every step, after which alone it is waited for.
+    """
+
+    def __init__(self, streams: Iterable[str]) -> None:
+        super().__init__()
+        for name in streams:
+            if name != HOST:
+                self._stream(name)
+
+    def begin(self) -> None:
+        self._streams[MAIN] = main = torch.cuda.current_stream()
+        for name, stream in self._streams.items():
+            if name != MAIN:
+                stream.wait_stream(main)
+
+    def captured(self, stream: str, body: Callable[[], None]) -> Replayable:
+        return captured(body, None if stream == MAIN else self._stream(stream))
+
+    @contextmanager
+    def on(self, stream: str) -> Iterator[None]:
+        if stream == HOST:
+            yield
+        else:
+            with super().on(stream):
+                yield
+
+    def wait(self, stream: str, op: int) -> None:
+        if stream == HOST:
+            self._events[op].synchronize()
+        else:
+            super().wait(stream, op)
+
+
+class Pieces:
+    """A step as actions, ready to be replayed. Every operation must have run once, so that its kernel is compiled."""
+
+    def __init__(self, plan: Plan, bindings: Mapping[str, Binding], lanes: StepLanes) -> None:
+        self.actions = cut(plan)
+        self._lanes = lanes
+        self._bodies = [self._body(action, bindings) for action in self.actions]
+
+    def _body(self, action: Action, bindings: Mapping[str, Binding]) -> Callable[[], None]:
+        def run() -> None:
+            for op in action.ops:
+                bindings[op.kind](op)
+
+        return run if action.stream in CALLED else self._lanes.captured(action.stream, run).replay
+
+    def replay(self) -> None:
+        """One step. Returns when its last action is issued, which the host's own work delays."""
+        lanes = self._lanes
+        lanes.begin()
+        for action, body in zip(self.actions, self._bodies, strict=True):
+            for index in action.waits:
+                lanes.wait(action.stream, index)
+            with lanes.on(action.stream):
+                body()
+            if action.marked:
+                lanes.done(action.stream, action.ops[-1].index)
