@@ -22,6 +22,10 @@ IN_ORDER = "attention in order"
 """Co-run rows of a layer in a step's order; attention's slow-down is theirs where there are any."""
 
 
+LAYER = "layer"
+"""Co-run rows of whole layers of the main stream, in a step's order, beside a copy."""
+
+
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     """Piecewise linear through (xs, ys), xs ascending; the end values outside."""
     if x <= xs[0]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import IN_ORDER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
+from sparda.calibrate.costs import IN_ORDER, LAYER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
 from sparda.calibrate.store import Row, grouped
 from sparda.engine.errors import SpardaError
 
@@ -16,6 +16,13 @@ CHUNK_BYTES = 16384
 
 LANE_ROWS = ("launches", "lanes", IN_ORDER)
 """Rows of kind ``corun`` that are no operation beside a copy."""
+
+IN_LAYER = ("norm", "qkv", "append", "oproj", "gateup", "down", "score")
+"""Kinds whose slow-down is that of whole layers, where those were measured.
+
+A kind that follows itself a thousand times meets the copy's thread blocks in a way that a step's does not: its grid
+just fills the GPU again and again, and each time some of it waits for a second turn.
+"""
 
 MOST_SLOWED = 50.0
 """Slow-down beyond which a co-run row cannot tell how much longer it was."""
@@ -85,6 +92,9 @@ def fit_beside(rows: Sequence[Row], start_ns: float) -> dict[str, tuple[Beside, 
         )
     if "attention" not in found:
         raise SpardaError("no co-run rows: what a copy does to compute is unknown; run `sparda measure --parts corun`.")
+    layers = found.pop(LAYER, ())
+    for kind in IN_LAYER if layers else ():
+        found[kind] = layers
     in_order = grouped((r for r in rows if r.op == IN_ORDER), lambda r: int(r.number("batch")))
     found["attention"] = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
     return found

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
 import torch
 
+from sparda.calibrate.costs import LAYER
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import Lists, Shape, beside_compute, copy_case, rough_gb_s
-from sparda.calibrate.measure.kernels import chain
+from sparda.calibrate.measure.kernels import body_of, chain
 from sparda.calibrate.measure.lanes import measure_lanes
 from sparda.calibrate.measure.timing import replay_us
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import captured
+from sparda.engine.plan import MAIN
 
 METHOD = "a bounded prefetch inside a long CUDA graph of one kind; events around both"
 KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "down", "lm_head", "score", "select")
@@ -48,8 +51,19 @@ class Compute:
     alone_us: float
 
 
+def _layers(decoder: Decoder) -> tuple[Callable[[], None], int]:
+    """A body that issues the main stream of every offloaded layer in a step's order, and how many layers those are."""
+    first = decoder.tiers.whole
+    ops = [op for op in decoder.plan if op.stream == MAIN and op.layer is not None and op.layer >= first]
+    return body_of(decoder, ops), len({op.layer for op in ops})
+
+
 def _compute(decoder: Decoder, kind: str) -> Compute:
-    body, ops = chain(decoder, kind)
+    if kind == LAYER:
+        body, count = _layers(decoder)
+    else:
+        body, ops = chain(decoder, kind)
+        count = len(ops)
     body()
     once = captured(body)
     repeats = max(1, round(COMPUTE_US / median(replay_us(once, 5))))
@@ -59,11 +73,11 @@ def _compute(decoder: Decoder, kind: str) -> Compute:
             body()
 
     graph = captured(repeated)
-    return Compute(graph, len(ops) * repeats, median(replay_us(graph, 5)))
+    return Compute(graph, count * repeats, median(replay_us(graph, 5)))
 
 
 def measure_corun(bench: Bench) -> None:
-    """Rows of kind ``corun``: each sample microseconds per operation while the prefetch runs.
+    """Rows of kind ``corun``: each sample microseconds per operation (or per layer) while the prefetch runs.
 
     ``slowdown``, ``alone_us``, and of the prefetch ``copy_us`` and ``copy_bytes`` in values. The prefetch is launched
     into running compute, as in a step, and ends before it. While it runs, compute does what it does alone in (copy
@@ -73,7 +87,7 @@ def measure_corun(bench: Bench) -> None:
     side = torch.cuda.Stream(priority=-1)
     for batch in BATCHES:
         decoder = None
-        for kind in KINDS:
+        for kind in (*KINDS, LAYER):
             todo = [(c, s) for c, s in beside_compute() if not bench.measured("corun", kind, copy_case(batch, c, s))]
             if not todo:
                 continue

@@ -59,7 +59,7 @@ def chain(decoder: Decoder, kind: str) -> tuple[Callable[[], None], list[Op]]:
     Layers follow each other, so weights and KV come from memory and not from the L2 cache, as in a step.
     """
     ops = decoder.plan.of_kind(kind)
-    return _body(decoder, ops, kind), ops
+    return body_of(decoder, ops, kind), ops
 
 
 def behind(decoder: Decoder, kind: str) -> tuple[Callable[[], None], Callable[[], None], list[Op]]:
@@ -74,7 +74,7 @@ def behind(decoder: Decoder, kind: str) -> tuple[Callable[[], None], Callable[[]
     ops *= max(1, LEAST_OPS // len(ops))
     before = [_previous(plan, op) for op in ops]
     pairs = [op for pair in zip(before, ops, strict=True) for op in pair]
-    return _body(decoder, pairs, kind), _body(decoder, before, kind), ops
+    return body_of(decoder, pairs, kind), body_of(decoder, before, kind), ops
 
 
 def _previous(plan: Plan, op: Op) -> Op:
@@ -85,7 +85,11 @@ def _previous(plan: Plan, op: Op) -> Op:
     return main[main.index(op) - 1]
 
 
-def _body(decoder: Decoder, ops: list[Op], kind: str) -> Callable[[], None]:
+def body_of(decoder: Decoder, ops: list[Op], kind: str = "") -> Callable[[], None]:
+    """A body that issues ``ops`` in order, on one stream, each apart from the one before it where it is in a step.
+
+    ``kind`` "select" also moves the step on.
+    """
     alone, bindings = forked(decoder.plan), decoder.bindings
 
     def body() -> None:

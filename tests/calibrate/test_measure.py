@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("triton", reason="measuring needs torch and triton")
 
-from sparda.calibrate.costs import IN_ORDER
+from sparda.calibrate.costs import IN_ORDER, LAYER
 from sparda.calibrate.fit import calibrate, fit
 from sparda.calibrate.measure import corun, kernels
 from sparda.calibrate.measure.copies import CTAS, DEFAULT, FEWER_CTAS, OTHERS
@@ -106,9 +106,9 @@ def test_a_kernel_row_is_what_the_operation_adds_and_nothing_of_its_predecessor_
 def test_corun_rows_are_of_every_kind_beside_every_copy(session: Session) -> None:
     counts = Counter(r.op for r in session.of("corun"))
     batches = len(corun.BATCHES)
-    beside = dict.fromkeys((*corun.KINDS, IN_ORDER), batches * BESIDE)
+    beside = dict.fromkeys((*corun.KINDS, LAYER, IN_ORDER), batches * BESIDE)
     assert counts == {**beside, "lanes": batches, "launches": batches}
-    for r in session.of("corun", *corun.KINDS):
+    for r in session.of("corun", *corun.KINDS, LAYER):
         assert set(r.case) == {"batch", *COPY}
         assert set(r.values) == {"alone_us", "copy_us", "copy_bytes", "slowdown"}
         assert r.values["slowdown"] == 1.0, "nothing contends in this GPU"

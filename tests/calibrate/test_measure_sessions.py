@@ -47,7 +47,7 @@ def test_a_spent_budget_keeps_what_is_there_says_so_and_the_next_session_measure
     monkeypatch.setattr(corun, "BATCHES", (4,))
     ticks = itertools.count(time.monotonic())  # A second goes by whenever somebody looks at the clock.
     monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    kinds = len(corun.KINDS) * len(copies.beside_compute())
+    kinds = (len(corun.KINDS) + 1) * len(copies.beside_compute())
     budget = kinds + len(copies.beside_compute()) // 2.0
     first = main_measure(tmp_path, budget, ["corun"], SHAPE.name)
     assert first["ended"] == "budget spent"
@@ -90,7 +90,7 @@ def test_parts_are_measured_in_their_own_order_and_an_unknown_one_is_named(gpu: 
     with pytest.raises(SpardaError, match="unknown part 'lnik'; allowed are link, kernels, corun, steps"):
         main_measure(tmp_path, 600.0, ["kernels", "lnik"])
     result = main_measure(tmp_path, 600.0, ["kernels", "link"], SHAPE.name)
-    assert result["rows"] == {"link": 153, "kernel": 190}
+    assert result["rows"] == {"link": 153, "kernel": 182}
 
 
 def test_an_unknown_model_leaves_no_session_behind(gpu: Gpu, tmp_path: Path) -> None:
