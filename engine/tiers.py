@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.policies import resident_layers
+from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import DTYPES
+from sparda.kernels.eviction import bias_reference
 from sparda.kernels.prefetch import prefetch
 
 SEED_CTAS = 16
@@ -47,6 +49,9 @@ class LayerTier:
 
 class Tiers:
     """KV cache, maps and counters of a batch. ``capacity`` tokens per sequence are preallocated.
+
+    ``bias`` fp32 [L, B, H, tokens] and its compressed ``bias_keys`` [L, B, H, C]; without layers where the policy keeps
+    no biases.
 
     ``pool_rows`` below the exact number makes sequences alias the same pinned blocks: right for a benchmark, where
     the contents mean nothing, and said in its result; ``aliased`` tells.
@@ -89,6 +94,9 @@ class Tiers:
         self.slot_of_block = ints(layers, batch, kv, self.blocks, fill=-1)
         keys = spec.compressed(self.blocks * spec.block)
         self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=self.dtype, device=self.device)
+        biased = layers if "bias" in side_data(config) else 0
+        self.bias = torch.zeros(biased, batch, kv, self.blocks * spec.block, device=self.device)
+        self.bias_keys = torch.zeros(biased, batch, kv, keys, device=self.device)
         self.layers = tuple(self._layer(layer) for layer in range(layers))
         self.positions = ints(batch, fill=workload.context_tokens)
         self.step = ints(1)
@@ -114,16 +122,18 @@ class Tiers:
             pool_base=-1 if whole else (layer - self.whole) * self.heads * self.blocks,
         )
 
-    def seed(self, seed: int = 0) -> None:
+    def seed(self, seed: int = 0, eviction: Sequence[tuple[Tensor, Tensor] | None] = ()) -> None:
         """Random KV for the whole context, compressed keys to match, and the blocks a prefill would leave resident.
 
         With an exact pool the contents depend on (seed, layer) alone, so every policy decodes the same history.
+        ``eviction``: each layer's weights (``LayerWeights.eviction``). Biases follow from them and the values; without
+        them, or with an aliased pool, they are random.
         """
         if self.aliased:
             self._seed_aliased(seed)
         else:
             for layer in range(self.shape.layers):
-                self._seed_layer(layer, seed)
+                self._seed_layer(layer, seed, eviction[layer] if eviction else None)
         self.reset_residents()
 
     def _seed_aliased(self, seed: int) -> None:
@@ -135,8 +145,10 @@ class Tiers:
         # Means of 32 keys: a thirty-second of the variance.
         for keys in (*self.keys, *self.whole_cache.flatten(0, 1)):
             keys.normal_(0.0, 32**-0.5, generator=generator)
+        for layer in range(len(self.bias)):
+            self._keep_bias(layer, self.bias[layer].uniform_(generator=generator))
 
-    def _seed_layer(self, layer: int, seed: int) -> None:
+    def _seed_layer(self, layer: int, seed: int, eviction: tuple[Tensor, Tensor] | None) -> None:
         generator = torch.Generator(device=self.device).manual_seed(seed * 1009 + layer)
         tier, spec = self.layers[layer], self.spec
         size = (self.workload.batch, self.shape.kv_heads, self.blocks, 2, spec.block, self.shape.head_dim)
@@ -148,6 +160,15 @@ class Tiers:
         flat = history[:, :, :, 0].flatten(2, 3).float()
         windows = flat.unfold(2, spec.kernel, spec.stride)
         tier.keys.copy_(windows.mean(-1)[:, :, : tier.keys.shape[2]].to(self.dtype))
+        if len(self.bias):
+            random = torch.rand(self.bias[layer].shape, device=self.device, generator=generator)
+            known = bias_reference(history[:, :, :, 1].flatten(2, 3), *eviction) if eviction else random
+            self._keep_bias(layer, known)
+
+    def _keep_bias(self, layer: int, bias: Tensor) -> None:
+        self.bias[layer].copy_(bias)
+        windows = bias.unfold(2, self.spec.kernel, self.spec.stride)
+        self.bias_keys[layer].copy_(windows.mean(-1)[:, :, : self.bias_keys.shape[3]])
 
     def reset_residents(self) -> None:
         """Put each sequence back at its context length with forced blocks, then the oldest, in the slots."""

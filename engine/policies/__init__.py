@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from sparda.engine.config import Config, Workload, check_fits
 from sparda.engine.plan import Plan
-from sparda.engine.policies import dense, sparda, sparse
+from sparda.engine.policies import dense, nosa, shallow, sparda, sparse
 from sparda.engine.policies.base import Policy
 from sparda.engine.shapes import ModelShape, SparseSpec
 
-REGISTRY: dict[str, Policy] = {p.name: p for p in (*dense.POLICIES, *sparse.POLICIES, *sparda.POLICIES)}
+_MODULES = (dense, sparse, sparda, nosa, shallow)
+
+REGISTRY: dict[str, Policy] = {p.name: p for module in _MODULES for p in module.POLICIES}
 
 
 def make_plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
@@ -25,3 +27,8 @@ def resident_layers(config: Config, layers: int) -> int:
 def projections(config: Config, layer: int, layers: int) -> tuple[str, ...]:
     """Selection queries that a layer's fused projection emits after Q, K and V, in order: see ``Policy.queries``."""
     return REGISTRY[config.policy].queries(config, layer, layers)
+
+
+def side_data(config: Config) -> tuple[str, ...]:
+    """What is kept of every token besides its key and value: see ``Policy.side``."""
+    return REGISTRY[config.policy].side
