@@ -143,9 +143,10 @@ def _check_shallow(shape: ModelShape, spec: SparseSpec, blocks: int, config: Con
         f"config.score_layer is {config.score_layer} but a later layer must share its choice and {shape.name} has "
         f"{shape.layers} layers; give a score_layer of at most {shape.layers - 2}.",
     )
-    kept, free = round(config.reserve * blocks), config.top_k - spec.forced
+    always = min(spec.forced, config.top_k)
+    kept, free = round(config.reserve * blocks), config.top_k - always
     _require(
         kept <= free,
         f"config.reserve is {config.reserve}, {kept} of {blocks} blocks, but a top_k of {config.top_k} leaves {free} "
-        f"beside the {spec.forced} that are always chosen; lower the reserve or raise top_k.",
+        f"beside the {always} that are always chosen; lower the reserve or raise top_k.",
     )

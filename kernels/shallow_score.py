@@ -49,18 +49,20 @@ def _hidden_kernel(
     CHUNK: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """base = W1_h h, and the sums of h and its squares; says in state[1] whether this step scores."""
+    """base = W1_h h, and the sums of h and its squares; says in state[1] which sequences this step scores."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    real = row < batch
     now = tl.load(step)
-    due = now == 0
+    # Zero where a sequence has no scores yet; then it is due whatever the step.
+    known = tl.load(state + row, mask=real, other=1)
+    turn = now == 0
     if EVERY > 0:
-        due = now % EVERY == 0
-    due = due | (tl.load(state) == 0)
-    # Every program comes to the same answer: none of them writes state[0].
-    tl.store(state + 1, due.to(tl.int32))
-    if due:
-        row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+        turn = now % EVERY == 0
+    due = tl.where(turn, 1, tl.where(known == 0, 1, 0))
+    # Every program of these rows comes to the same answer: none of them writes state[0].
+    tl.store(state + batch + row, due, mask=real)
+    if tl.max(due, axis=0) > 0:
         unit = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        real = row < batch
         acc = tl.zeros([ROWS, TILE], tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         squares = tl.zeros([ROWS], tl.float32)
@@ -133,9 +135,9 @@ def _block_kernel(
     DOT: tl.constexpr,
 ):
     b = tl.program_id(1).to(tl.int64)
-    if tl.load(state + 1) != 0:
+    if tl.load(state + tl.num_programs(1) + b) != 0:
         # Nobody reads state[0] in this kernel, so it may say from here on that there are scores.
-        tl.store(state, 1)
+        tl.store(state + b, 1)
         m = tl.program_id(0) * TILE + tl.arange(0, TILE)
         t = tl.load(positions + b)
         visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), key_rows)
@@ -211,9 +213,10 @@ def shallow_scores(
 ) -> None:
     """Write every block's score, the same for all KV heads, in the steps that are due; leave ``out`` alone in others.
 
-    Due are the steps divisible by ``every`` (0: step 0 alone), and any while state[0] is 0. A block scores -inf where
-    none of the compressed keys that lie wholly in it is complete within the t tokens before the newest, or where it
-    does not exist yet; +inf where it is in the reserve, which a hash of (sequence, block) decides once and for all.
+    Due are the steps divisible by ``every`` (0: step 0 alone), and for a sequence any while its state[0] is 0. A block
+    scores -inf where none of the compressed keys that lie wholly in it is complete within the t tokens before the
+    newest, or where it does not exist yet; +inf where it is in the reserve, which a hash of (sequence, block) decides
+    once and for all.
 
     Args:
         h: [B, d_model] bf16 or fp32, as are q, keys and hidden; last dimension contiguous.
@@ -225,7 +228,7 @@ def shallow_scores(
         hidden_sum: [U] fp32, the sums of the rows of ``hidden``.
         output: w2, [U] fp32.
         step: [1] int32.
-        state: [2] int32, zeros at first, then this function's own.
+        state: [2, B] int32, this function's own; zeros at first, and state[0, b] to score sequence b in the next step.
         base: [B, U] fp32 scratch.
         sums: [B, 2] fp32 scratch.
         out: [B, H, M] fp32.
@@ -260,7 +263,7 @@ def shallow_scores(
             "hidden_sum": (hidden_sum, (units,), fp32),
             "output": (output, (units,), fp32),
             "step": (step, (1,), int32),
-            "state": (state, (2,), int32),
+            "state": (state, (2, batch), int32),
             "base": (base, (batch, units), fp32),
             "sums": (sums, (batch, 2), fp32),
             "out": (out, (batch, heads, blocks), fp32),

@@ -23,7 +23,7 @@ def bind(run: Run) -> Mapping[str, Binding]:
         )
     batch, width = run.plan.workload.batch, int(scorer.hidden.shape[0])
     row_sums = scorer.hidden.float().sum(1)
-    state, base, sums = run.ints(2), run.floats(batch, width), run.floats(batch, 2)
+    state, base, sums = run.ints(2, batch), run.floats(batch, width), run.floats(batch, 2)
 
     def score(op: Op) -> None:
         layer = layer_of(op)

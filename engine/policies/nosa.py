@@ -18,7 +18,8 @@ BY_QUERY, OF_FREE = 23, 78
 
 def by_query(config: Config, spec: SparseSpec) -> int:
     """Blocks that the query names, forced ones included; 41 of 96 where 18 are forced, as published."""
-    return spec.forced + round((config.top_k - spec.forced) * BY_QUERY / OF_FREE)
+    forced = min(spec.forced, config.top_k)
+    return forced + round((config.top_k - forced) * BY_QUERY / OF_FREE)
 
 
 def plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:

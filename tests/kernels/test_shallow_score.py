@@ -87,7 +87,7 @@ def _case(
         empty(batch, units),
         empty(batch, 2),
         torch.zeros(1, dtype=torch.int32, device=device),
-        torch.zeros(2, dtype=torch.int32, device=device),
+        torch.zeros(2, batch, dtype=torch.int32, device=device),
     )
 
 
@@ -149,6 +149,19 @@ def test_the_first_call_scores_whatever_the_step(device: str) -> None:
     case.inputs["h"] = -case.inputs["h"]
     assert torch.equal(case.score(8), first)
     assert not torch.equal(case.score(0), first)
+
+
+@pytest.mark.parametrize("every", [0, 4])
+def test_a_sequence_that_is_new_is_scored_in_the_next_step_and_the_others_are_not(device: str, every: int) -> None:
+    case = _case(device, [100, 60, 90])
+    first = case.score(0, every).clone()
+    case.inputs["h"] = -case.inputs["h"]
+    case.state[0, 1] = 0
+    out = case.score(5, every).clone()
+    assert torch.equal(out[::2], first[::2])
+    _assert_scores(out[1], case.expected()[1], 0.05)
+    case.inputs["h"] = -case.inputs["h"]
+    assert torch.equal(case.score(6, every), out)
 
 
 def test_the_reserve_is_infinite_and_includes_blocks_to_come(device: str) -> None:
