@@ -105,19 +105,16 @@ class Config:
 
 
 def check_fits(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> None:
-    """Refuse a combination that cannot be: top-k above the block count or below the forced blocks.
+    """Refuse a combination that cannot be: top-k above the block count or below the blocks that are always chosen.
 
     Raises SpardaError naming both values.
     """
     blocks = spec.blocks(workload.context_tokens)
+    # A context shorter than init and local blocks together has no others: all its blocks are chosen.
+    always = min(spec.forced, blocks)
     _require(
         workload.context_tokens <= shape.max_context,
         f"workload.context_tokens is {workload.context_tokens}; {shape.name} reaches {shape.max_context}.",
-    )
-    _require(
-        blocks >= spec.forced,
-        f"workload.context_tokens is {workload.context_tokens}, {blocks} blocks of {spec.block}; selection needs more "
-        f"than the {spec.forced} blocks that are always chosen: give at least {spec.forced * spec.block} tokens.",
     )
     _require(
         config.top_k <= blocks,
@@ -125,9 +122,9 @@ def check_fits(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
         f"{spec.block}; give a top_k of at most {blocks}.",
     )
     _require(
-        config.top_k >= spec.forced,
-        f"config.top_k is {config.top_k} but {spec.forced} blocks are always chosen "
-        f"({spec.init_blocks} first, {spec.local_blocks} + 1 last); give a top_k of at least {spec.forced}.",
+        config.top_k >= always,
+        f"config.top_k is {config.top_k} but {always} of the {blocks} blocks of {workload.context_tokens} tokens are "
+        f"always chosen ({spec.init_blocks} first, {spec.local_blocks} + 1 last); give a top_k of at least {always}.",
     )
     _require(
         config.lookahead < shape.layers,

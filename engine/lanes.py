@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 
 from sparda.engine.plan import MAIN, Op, Plan
+from sparda.kernels.launch import apart
 
 Binding = Callable[[Op], None]
 
@@ -30,13 +31,20 @@ class Lanes(Protocol):
 
 
 def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
-    """Issue every operation of the plan, in order, on its stream, after its waits."""
+    """Issue every operation of the plan, in order, on its stream, after its waits.
+
+    The two operations after a fork are launched apart. Launched ahead, their thread blocks would fill the GPU before
+    the other stream's kernels, which wait for the same event, could get a place; a step is then up to 15 % longer.
+    """
     awaited = {index for op in plan for index in op.after}
+    before: dict[str, tuple[int, ...]] = {}
     for op in plan:
         for index in op.after:
             lanes.wait(op.stream, index)
-        with lanes.on(op.stream):
+        forked = any(index in awaited for index in before.get(op.stream, ()))
+        with lanes.on(op.stream), apart() if forked else nullcontext():
             bindings[op.kind](op)
+        before[op.stream] = (*before.get(op.stream, ())[-1:], op.index)
         if op.index in awaited:
             lanes.done(op.stream, op.index)
 

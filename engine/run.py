@@ -12,17 +12,15 @@ from sparda.engine.policies import projections
 from sparda.engine.tiers import Tiers
 from sparda.engine.trace import SelectionTrace
 from sparda.engine.weights import DTYPES, Weights, rope_table
-
-CPU_SMS = 4
-"""Multiprocessors that kernels are split for where they are interpreted."""
+from sparda.kernels.launch import multiprocessors
 
 
 @dataclass
 class Run:
     """One batch under one plan. Buffers that one kind of operation alone uses belong to its binder, not here.
 
-    ``tokens`` int64 [B]: what each sequence feeds next. ``x``, ``h``, ``delta`` [B, d_model]: the residual stream, its
-    norm, and what the last projection adds to it. ``queries[l]`` [B, heads + selection heads, head_dim]: rotated.
+    ``tokens`` int64 [B]: what each sequence feeds next. ``x``, ``h`` [B, d_model]: the residual stream and its
+    norm. ``queries[l]`` [B, heads + selection heads, head_dim]: rotated.
     ``scores`` fp32 [L, 1, B, H, M]; ``chosen_slots`` int32 [L, B, H, top_k]; ``chosen_count`` int32 [L, B, H].
     """
 
@@ -40,7 +38,6 @@ class Run:
         self.cos, self.sin = rope_table(s, t.blocks * plan.spec.block + 1, self.device)
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
         self.x, self.h = self.values(batch, s.d_model), self.values(batch, s.d_model)
-        self.delta = self.values(batch, s.d_model)
         # One buffer a layer: a layer's selection queries are still being scored when the next layer writes its own.
         self.queries = [self.values(batch, s.heads + len(n) * s.kv_heads, s.head_dim) for n in self.names]
         self.attended = self.values(batch, s.heads, s.head_dim)
@@ -54,9 +51,7 @@ class Run:
 
     @property
     def sms(self) -> int:
-        if self.device.type != "cuda":
-            return CPU_SMS
-        return int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+        return multiprocessors(self.x)
 
     def values(self, *size: int) -> Tensor:
         return torch.zeros(size, dtype=self.dtype, device=self.device)

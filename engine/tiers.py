@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparda.engine import admission
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers, side_data
+from sparda.engine.prefill import Prefilled
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import DTYPES
 from sparda.kernels.eviction import bias_reference
@@ -103,6 +105,8 @@ class Tiers:
         self.miss_count = ints(layers)
         self.miss_total = torch.zeros(layers, dtype=torch.int64, device=self.device)
         self.counted_from = 0
+        self.side: list[Callable[[int, Prefilled], None]] = []
+        """Called with a row and its prompt by ``admit``: fills what a policy keeps of tokens besides K and V."""
 
     def _layer(self, layer: int) -> LayerTier:
         whole = layer < self.whole
@@ -182,13 +186,22 @@ class Tiers:
         kept = list(local) + [m for m in range(count) if m not in local]
         for tier in self.layers:
             if tier.pool_base < 0:
-                everything = torch.arange(self.blocks, dtype=torch.int32, device=self.device)
-                self._place(tier, everything)
+                self.place(tier, self.all_blocks())
             else:
                 # The last slot stays empty: the next block is born there.
                 chosen = torch.tensor(sorted(kept[: tier.slots - 1]), dtype=torch.int32, device=self.device)
-                self._place(tier, chosen)
+                self.place(tier, chosen)
                 self._fill(tier, chosen)
+
+    def admit(self, sequence: int, prefilled: Prefilled) -> None:
+        """Let row ``sequence`` go on after a prompt: see ``admission.admit``."""
+        admission.admit(self, sequence, prefilled)
+        for fill in self.side:
+            fill(sequence, prefilled)
+
+    def park(self, sequence: int) -> None:
+        """Leave row ``sequence`` unused: see ``admission.park``."""
+        admission.park(self, sequence)
 
     def count_misses(self) -> None:
         """Count fetched blocks from here on. The first steps after a start fetch what any later step already has."""
@@ -201,14 +214,18 @@ class Tiers:
         fetched = int(self.miss_total[self.whole :].sum())
         return fetched / max(1, self.offloaded) / steps if steps else 0.0
 
-    def _place(self, tier: LayerTier, blocks: Tensor) -> None:
-        tier.slot_of_block.fill_(-1)
-        tier.block_of_slot.fill_(-1)
-        tier.stamp.fill_(-1)
-        n = blocks.numel()
-        tier.block_of_slot[:, :, :n] = blocks
-        tier.stamp[:, :, :n] = 0
-        tier.slot_of_block[:, :, blocks.long()] = torch.arange(n, dtype=torch.int32, device=self.device)
+    def all_blocks(self) -> Tensor:
+        return torch.arange(self.blocks, dtype=torch.int32, device=self.device)
+
+    def place(self, tier: LayerTier, blocks: Tensor, sequence: int | None = None) -> None:
+        """Let slot i hold ``blocks[i]``, as of this step, and the others nothing; in one row or in all."""
+        n, at = blocks.numel(), slice(None) if sequence is None else slice(sequence, sequence + 1)
+        tier.slot_of_block[at] = -1
+        tier.block_of_slot[at] = -1
+        tier.stamp[at] = -1
+        tier.block_of_slot[at, :, :n] = blocks
+        tier.stamp[at, :, :n] = self.step
+        tier.slot_of_block[at, :, blocks.long()] = torch.arange(n, dtype=torch.int32, device=self.device)
 
     def _fill(self, tier: LayerTier, blocks: Tensor) -> None:
         pairs = torch.arange(self.heads, device=self.device)[:, None]

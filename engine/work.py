@@ -55,8 +55,11 @@ class Sizes:
     def norm(self) -> Work:
         return Work(hbm_bytes=4 * self.batch * self.shape.d_model * self.value)
 
-    def silu(self) -> Work:
-        return Work(hbm_bytes=3 * self.batch * self.shape.ffn * self.value)
+    def gated(self, out_features: int, in_features: int) -> Work:
+        """Two linears of ``out_features`` and their gated product, written once."""
+        b = self.batch
+        moved = 2 * out_features * in_features + b * (in_features + out_features)
+        return Work(flops=4 * b * out_features * in_features, hbm_bytes=moved * self.value)
 
     def append(self, width: int) -> Work:
         return Work(hbm_bytes=2 * self.batch * width * self.value)

@@ -8,16 +8,20 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
+
 MAX_SPLITS = 32
 """Most thread blocks that share one KV head: beyond it, merging their results costs more than it saves."""
 MIN_BLOCKS = 4
 """Fewest blocks worth a thread block of their own: with fewer, starting and merging it outweigh its reading."""
 VALUES = (torch.bfloat16, torch.float32)
 """Types of queries, cache and output; all three alike."""
-WAVES = 2
-"""Thread blocks per multiprocessor to aim for, at the least."""
-STAGES = 5
-"""Pipeline depth: the loads of slot indices take half of it, which leaves two blocks of keys and values in flight."""
+STAGES = 9
+"""Pipeline depth: the loads of slot indices take half of it, which leaves four blocks of keys and values in flight.
+
+They fill more than half of a multiprocessor's shared memory, so that no two thread blocks of a single wave meet on one
+while another stands empty.
+"""
 WIDE_STAGES = 2
 """The same for fp32 caches, whose blocks take twice the shared memory."""
 
@@ -71,8 +75,11 @@ def _block_attention_kernel(
     block_of_slot: tl.tensor, bias: tl.tensor, out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor,
     q_head: tl.tensor, heads: tl.tensor, slots: tl.tensor, top_k: tl.tensor, tokens: tl.tensor, splits: tl.tensor,
     scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
-    SINGLE: tl.constexpr, DOT: tl.constexpr, TABLE: tl.constexpr, BIASED: tl.constexpr,
+    SINGLE: tl.constexpr, DOT: tl.constexpr, TABLE: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     split = tl.program_id(0)
     owner = tl.program_id(1).to(tl.int64)
     sequence = owner // heads
@@ -112,13 +119,16 @@ def _block_attention_kernel(
 @triton.jit
 def _merge_kernel(
     partial: tl.tensor, stats: tl.tensor, out: tl.tensor, splits: tl.tensor, G: tl.constexpr, SPLITS: tl.constexpr,
-    D: tl.constexpr,
+    D: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program a query head: its attention from the results of all splits, added in split order.
 
     A kernel of its own, and not the last split's business: read by one thread block per KV head, the partial results
     took several times as long as the attention itself.
     """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dims = tl.arange(0, D)
@@ -234,24 +244,24 @@ def _launch(
         TABLE=table,
         BIASED=biases is not None,
         num_warps=4,
+        **dependent(q),
     )  # fmt: skip
     if splits > 1:
         padded = triton.next_power_of_2(splits)
         _merge_kernel[(batch * heads * group,)](
-            partial, stats, out, splits, G=group, SPLITS=padded, D=head_dim, num_warps=4
+            partial, stats, out, splits, G=group, SPLITS=padded, D=head_dim, num_warps=4, **dependent(q)
         )
 
 
 def attention_splits(heads: int, top_k: int, sms: int) -> int:
     """Thread blocks to give each of ``heads`` (sequence, KV head) pairs that attend over ``top_k`` blocks each.
 
-    Enough to put WAVES thread blocks on each of ``sms`` multiprocessors, at most 32, each with at least four blocks to
-    read, and none without any. Raises ValueError unless all three are at least 1.
+    As many as fit the ``sms`` multiprocessors at once, so that none waits for a second turn; at most 32, each with at
+    least four blocks to read, and none without any. Raises ValueError unless all three are at least 1.
     """
     if min(heads, top_k, sms) < 1:
         raise ValueError(f"heads, top_k and sms must be at least 1, got {heads}, {top_k} and {sms}")
-    wanted = math.ceil(WAVES * sms / heads)
-    splits = max(1, min(wanted, top_k // MIN_BLOCKS, MAX_SPLITS))
+    splits = max(1, min(sms // heads, top_k // MIN_BLOCKS, MAX_SPLITS))
     return math.ceil(top_k / math.ceil(top_k / splits))
 
 

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sparda.kernels.score import check_windows, pool_reference, visible_keys
+from sparda.kernels.pooling import check_windows, pool_reference, visible_keys, visible_rows
 from sparda.kernels.select_kernels import _largest, _score_keys
 
 VALUES = (torch.bfloat16, torch.float32)
@@ -88,8 +88,7 @@ def _shortlist_kernel(
     row = pair.to(tl.int64)
     t = tl.load(positions + pair // kv_heads)
     existing = tl.minimum(t // BLOCK + 1, blocks)
-    # t < KERNEL is tested first: integer division truncates towards zero, not down, on the device.
-    visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), mean_rows)
+    visible = visible_rows(t, mean_rows, KERNEL, STRIDE)
     m = tl.arange(0, BLOCKS_PAD)
     exists = m < existing
     values = tl.load(scores + row * blocks + m, mask=exists, other=float("-inf"))

@@ -12,11 +12,27 @@ import torch
 import triton
 import triton.language as tl
 
-from sparda.kernels.score import check_windows, pool_reference, visible_keys
+from sparda.kernels.launch import dependent
+from sparda.kernels.pooling import (
+    check_values,
+    check_windows,
+    load_windows,
+    pool_edge,
+    pool_own,
+    pool_reference,
+    visible_keys,
+    visible_rows,
+)
 
 _CHUNK = 512
 _CHUNK_TILE = 64
 _TILE_BLOCKS = 16
+
+
+@triton.jit
+def _logits(queries: tl.tensor, rows: tl.tensor, scale: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
+    """Scaled products of queries [GROUP_PAD, D] and key rows [N, D], fp32 [GROUP_PAD, N]; fp32 stays exact fp32."""
+    return tl.dot(queries.to(DOT), tl.trans(rows).to(DOT), input_precision="ieee") * scale
 
 
 @triton.jit
@@ -42,13 +58,17 @@ def _stats_kernel(
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     chunk = tl.program_id(0)
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
     h = (pair % kv_heads).to(tl.int64)
     t = tl.load(positions + b)
-    visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), key_rows)
+    visible = visible_rows(t, key_rows, KERNEL, STRIDE)
     g = tl.arange(0, GROUP_PAD)
     d = tl.arange(0, DIM)
     queries = tl.load(
@@ -65,7 +85,7 @@ def _stats_kernel(
         rows = tl.load(
             base + j.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=(j < visible)[:, None], other=0.0
         )
-        logits = tl.dot(queries.to(DOT), tl.trans(rows).to(DOT)) * scale
+        logits = _logits(queries, rows, scale, DOT)
         logits = tl.where((j < visible)[None, :], logits, float("-inf"))
         # The first row of a tile is always visible, so the new maximum is finite and the rescale never is inf - inf.
         higher = tl.maximum(peak, tl.max(logits, axis=1))
@@ -81,7 +101,7 @@ def _summed(
     queries: tl.tensor, rows: tl.tensor, peak: tl.tensor, inverse: tl.tensor, scale: tl.tensor, DOT: tl.constexpr
 ) -> tl.tensor:
     """Softmax probabilities of key rows [N, D], summed over the query heads [GROUP_PAD, D]: fp32 [N]."""
-    logits = tl.dot(queries.to(DOT), tl.trans(rows).to(DOT)) * scale
+    logits = _logits(queries, rows, scale, DOT)
     return tl.sum(tl.exp(logits - peak[:, None]) * inverse[:, None], axis=0)
 
 
@@ -114,14 +134,18 @@ def _pool_kernel(
     TILE: tl.constexpr,
     CHUNKS_PAD: tl.constexpr,
     DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * TILE
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
     h = (pair % kv_heads).to(tl.int64)
     t = tl.load(positions + b)
     existing = t // BLOCK + 1
-    visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), key_rows)
+    visible = visible_rows(t, key_rows, KERNEL, STRIDE)
     m = first + tl.arange(0, TILE)
     target = out + b * out_stride_b + h * out_stride_h + m
     if first * RATIO - 1 >= visible or visible == 0 or first >= existing:
@@ -144,17 +168,10 @@ def _pool_kernel(
             other=0.0,
         )
         base = keys + b * key_stride_b + h * key_stride_h
-        j = first * RATIO + tl.arange(0, TILE * RATIO)
-        own = tl.load(
-            base + j.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=(j < visible)[:, None], other=0.0
-        )
-        left = m * RATIO - 1
-        left_ok = (left >= 0) & (left < visible)
-        edge = tl.load(base + left.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=left_ok[:, None], other=0.0)
-        own_scores = tl.where(j < visible, _summed(queries, own, peak, inverse, scale, DOT), float("-inf"))
-        best = tl.max(tl.reshape(own_scores, [TILE, RATIO]), axis=1)
-        edge_scores = tl.where(left_ok, _summed(queries, edge, peak, inverse, scale, DOT), float("-inf"))
-        best = tl.where(m < existing, tl.maximum(best, edge_scores), float("-inf"))
+        own, edge = load_windows(base, first, visible, key_stride_c, RATIO, DIM, TILE)
+        best = pool_own(_summed(queries, own, peak, inverse, scale, DOT), first, visible, RATIO, TILE)
+        edge_scores = _summed(queries, edge, peak, inverse, scale, DOT)
+        best = pool_edge(best, edge_scores, first, visible, existing, RATIO, TILE)
         tl.store(target, best, mask=m < blocks)
 
 
@@ -175,8 +192,7 @@ def _check(q: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, out: to
     wanted = (batch, kv_heads, headscore_chunks(keys.shape[2]), group, 2)
     if stats.shape != wanted or stats.dtype != torch.float32 or not stats.is_contiguous():
         raise ValueError(f"stats: given {tuple(stats.shape)} {stats.dtype}, allowed: contiguous fp32 {wanted}")
-    if q.dtype != torch.bfloat16 or keys.dtype != torch.bfloat16 or out.dtype != torch.float32:
-        raise ValueError(f"dtypes: given {q.dtype}, {keys.dtype}, {out.dtype}, allowed: bf16, bf16, fp32")
+    check_values(q, keys, out)
     if positions.shape != (batch,) or positions.dtype != torch.int32:
         raise ValueError(f"positions: given {tuple(positions.shape)} {positions.dtype}, allowed: [{batch}] int32")
     if q.stride(2) != 1 or keys.stride(3) != 1 or out.stride(2) != 1:
@@ -194,8 +210,8 @@ def head_scores(
     then pooled over blocks as in forecast_scores.
 
     Args:
-        q: [B, Hq, D] bf16, last dimension contiguous; heads h*G .. h*G+G-1 share KV head h.
-        keys: [B, H, Cmax, D] bf16 compressed keys, last dimension contiguous.
+        q: [B, Hq, D] bf16 or fp32, last dimension contiguous; heads h*G .. h*G+G-1 share KV head h.
+        keys: [B, H, Cmax, D] compressed keys, of the type of q, last dimension contiguous.
         positions: [B] int32, the current token's position.
         out: [B, H, M] fp32, written whole.
         stats: [B, H, headscore_chunks(Cmax), G, 2] fp32 scratch, contiguous.
@@ -213,6 +229,7 @@ def head_scores(
     dim, chunks = q.shape[2], stats.shape[2]
     scale = 1.0 / math.sqrt(dim)
     strides = (q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), keys.stride(2))
+    compiled = isinstance(_stats_kernel, triton.runtime.JITFunction)
     sizes = {
         "KERNEL": kernel,
         "STRIDE": stride,
@@ -220,8 +237,9 @@ def head_scores(
         "GROUP_PAD": max(16, triton.next_power_of_2(group)),
         "DIM": dim,
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
-        "DOT": tl.bfloat16 if isinstance(_stats_kernel, triton.runtime.JITFunction) else tl.float32,
+        "DOT": tl.bfloat16 if compiled and keys.dtype == torch.bfloat16 else tl.float32,
         "num_warps": 4,
+        **dependent(keys),
     }
     _stats_kernel[(chunks, batch * kv_heads)](
         q, keys, positions, stats, kv_heads, chunks, keys.shape[2], *strides, scale, CHUNK=_CHUNK, TILE=_CHUNK_TILE,

@@ -8,10 +8,12 @@ import triton.language as tl
 
 SHARED_BYTES = 200 * 1024
 """Shared memory one thread block may fill with chunks in flight, in bytes."""
-DEFAULT_CHUNK = 8192
-"""Values copied at a time unless the caller says otherwise: 16 KiB, half a 64 x 128 block."""
-WIDE_VALUES = 8
-"""bf16 values in one 16-byte access."""
+DEFAULT_CHUNK = 16 * 1024
+"""Bytes copied at a time unless the caller says otherwise: half a 64 x 128 block of bf16."""
+WIDE_BYTES = 16
+"""Bytes in the widest access of one thread."""
+ROWS = (torch.bfloat16, torch.float32)
+"""Types of pool and cache; both alike."""
 
 
 @triton.jit
@@ -26,12 +28,15 @@ def _prefetch_kernel(
     STAGES: tl.constexpr,
 ) -> None:
     parts: tl.constexpr = VALUES // CHUNK
-    tasks = tl.load(count) * parts
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    items = tl.cdiv(tl.load(count) - program, programs)
     # VALUES and CHUNK are compile-time powers of two, so the compiler sees that every chunk starts on a 16-byte
     # boundary although its row is loaded at run time: each thread then copies 16 bytes at a time, asynchronously.
     inside = tl.arange(0, CHUNK)
-    for task in tl.range(tl.program_id(0), tasks, tl.num_programs(0), num_stages=STAGES):
-        item = task // parts
+    # A block stays with one program: two that share it would both wait for the translation of its host addresses.
+    for task in tl.range(0, items * parts, num_stages=STAGES):
+        item = program + (task // parts) * programs
         begin = (task % parts) * CHUNK
         source = tl.load(src + item).to(tl.int64) * VALUES + begin
         target = tl.load(dst + item).to(tl.int64) * VALUES + begin
@@ -52,22 +57,24 @@ def prefetch(
 ) -> None:
     """Set ``cache[dst[i]] = pool[src[i]]`` for ``i < count``; rows of ``cache`` named by no such ``i`` are untouched.
 
-    pool: [host_rows, V] bf16, pinned host memory (or GPU memory), read in place.
-    cache: [gpu_rows, V] bf16 on the GPU; V is the values in one block, 2 * block * head_dim.
+    pool: [host_rows, V] bf16 or fp32, pinned host memory (or GPU memory), read in place.
+    cache: [gpu_rows, V], of the type of pool, on the GPU; V is the values in one block, 2 * block * head_dim.
     src, dst: int32 [N], rows of ``pool`` and of ``cache``; entries of ``dst`` below ``count`` are distinct.
     count: int32 [1] on the GPU, at most N, so that the host never waits to learn how many blocks are missing.
-    ctas: thread blocks launched, however long the list is. warps: warps in each of them.
+    ctas: thread blocks launched, however long the list is; thread block p copies entries p, p + ctas, and so on, each
+    whole. warps: warps in each of them.
     stages: depth of the copy pipeline: ``stages - 1`` chunks of ``chunk_values`` values are on their way into shared
     memory while one is stored; 1 copies through registers, one chunk at a time.
-    chunk_values: values a task copies; 0 takes DEFAULT_CHUNK, or the whole row where that is shorter.
+    chunk_values: values copied at a time; 0 takes DEFAULT_CHUNK bytes, or the whole row where that is shorter.
 
     Raises ValueError for a shape, type or setting that the copy cannot take.
     """
     _check_tensors(pool, cache, src, dst, count)
-    chunk_values = chunk_values or min(DEFAULT_CHUNK, int(pool.shape[1]))
-    _check_settings(int(pool.shape[1]), ctas, warps, stages, chunk_values)
+    values = int(pool.shape[1])
+    chunk_values = chunk_values or min(DEFAULT_CHUNK // pool.element_size(), values)
+    _check_settings(pool, ctas, warps, stages, chunk_values)
     _prefetch_kernel[(ctas,)](
-        pool, cache, src, dst, count, VALUES=pool.shape[1], CHUNK=chunk_values, STAGES=stages, num_warps=warps
+        pool, cache, src, dst, count, VALUES=values, CHUNK=chunk_values, STAGES=stages, num_warps=warps
     )
 
 
@@ -84,8 +91,12 @@ def _check_tensors(
     pool: torch.Tensor, cache: torch.Tensor, src: torch.Tensor, dst: torch.Tensor, count: torch.Tensor
 ) -> None:
     for name, rows in (("pool", pool), ("cache", cache)):
-        if rows.dim() != 2 or rows.dtype != torch.bfloat16 or not rows.is_contiguous():
-            raise ValueError(f"{name} must be contiguous bf16 [rows, values], got {rows.dtype} {tuple(rows.shape)}")
+        if rows.dim() != 2 or rows.dtype not in ROWS or not rows.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous bf16 or fp32 [rows, values], got {rows.dtype} {tuple(rows.shape)}"
+            )
+    if pool.dtype != cache.dtype:
+        raise ValueError(f"pool is {pool.dtype} and cache is {cache.dtype}: they must be alike")
     if pool.shape[1] != cache.shape[1]:
         raise ValueError(f"pool has {pool.shape[1]} values a row and cache has {cache.shape[1]}: they must agree")
     if cache.is_cuda and not (pool.is_cuda or pool.is_pinned()):
@@ -102,19 +113,23 @@ def _check_tensors(
         )
 
 
-def _check_settings(values: int, ctas: int, warps: int, stages: int, chunk: int) -> None:
+def _check_settings(pool: torch.Tensor, ctas: int, warps: int, stages: int, chunk: int) -> None:
+    values, value_bytes = int(pool.shape[1]), pool.element_size()
     if ctas < 1:
         raise ValueError(f"ctas must be at least 1, got {ctas}")
     if warps not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"warps must be 1, 2, 4, 8, 16 or 32, got {warps}")
-    if chunk < WIDE_VALUES or chunk & (chunk - 1) or values % chunk:
+    fewest = WIDE_BYTES // value_bytes
+    if chunk < fewest or chunk & (chunk - 1) or values % chunk:
         raise ValueError(
-            f"chunk_values must be a power of two from {WIDE_VALUES} up that divides the {values} values of a row, "
+            f"chunk_values must be a power of two from {fewest} up that divides the {values} values of a row, "
             f"got {chunk}"
         )
-    largest = SHARED_BYTES // (2 * chunk)
+    largest = SHARED_BYTES // (value_bytes * chunk)
     if largest < 1:
-        raise ValueError(f"chunk_values must be at most {SHARED_BYTES // 2} to fit in shared memory, got {chunk}")
+        raise ValueError(
+            f"chunk_values must be at most {SHARED_BYTES // value_bytes} to fit in shared memory, got {chunk}"
+        )
     if not 1 <= stages <= largest:
         raise ValueError(
             f"stages must be 1 to {largest}: that many chunks of {chunk} values fit in {SHARED_BYTES} bytes of shared "

@@ -10,6 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import dependent
+from sparda.kernels.pooling import (
+    check_values,
+    check_windows,
+    load_windows,
+    pool_edge,
+    pool_own,
+    pool_reference,
+    visible_keys,
+    visible_rows,
+)
+
 _TILE_BLOCKS = 16
 
 
@@ -35,7 +47,11 @@ def _forecast_kernel(
     RATIO: tl.constexpr,
     DIM: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * TILE
     pair = tl.program_id(1)
     b = (pair // kv_heads).to(tl.int64)
@@ -47,33 +63,14 @@ def _forecast_kernel(
     if first >= existing:
         tl.store(target, tl.full([TILE], float("-inf"), tl.float32), mask=m < blocks)
     else:
-        # t < KERNEL is tested first: integer division truncates towards zero, not down, on the device.
-        visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), key_rows)
-        d = tl.arange(0, DIM)
-        q = tl.load(query + b * query_stride_b + h * query_stride_h + d).to(tl.float32)
+        visible = visible_rows(t, key_rows, KERNEL, STRIDE)
+        q = tl.load(query + b * query_stride_b + h * query_stride_h + tl.arange(0, DIM)).to(tl.float32)
         base = keys + b * key_stride_b + h * key_stride_h
-        j = first * RATIO + tl.arange(0, TILE * RATIO)
-        own = tl.load(
-            base + j.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=(j < visible)[:, None], other=0.0
-        )
-        # The window that straddles the block's left edge belongs to the neighbour's rows of this same tile, so
-        # reading it a second time costs cache hits and no memory traffic.
-        left = m * RATIO - 1
-        left_ok = (left >= 0) & (left < visible)
-        edge = tl.load(base + left.to(tl.int64)[:, None] * key_stride_c + d[None, :], mask=left_ok[:, None], other=0.0)
-        dots = tl.where(j < visible, tl.sum(own.to(tl.float32) * q[None, :], axis=1), float("-inf"))
-        best = tl.max(tl.reshape(dots, [TILE, RATIO]), axis=1)
-        edge_dots = tl.where(left_ok, tl.sum(edge.to(tl.float32) * q[None, :], axis=1), float("-inf"))
-        best = tl.where(m < existing, tl.maximum(best, edge_dots), float("-inf"))
+        own, edge = load_windows(base, first, visible, key_stride_c, RATIO, DIM, TILE)
+        best = pool_own(tl.sum(own.to(tl.float32) * q[None, :], axis=1), first, visible, RATIO, TILE)
+        edge_dots = tl.sum(edge.to(tl.float32) * q[None, :], axis=1)
+        best = pool_edge(best, edge_dots, first, visible, existing, RATIO, TILE)
         tl.store(target, best, mask=m < blocks)
-
-
-def check_windows(block: int, kernel: int, stride: int) -> None:
-    """Raise ValueError unless block, kernel and stride (tokens) describe windows the score kernels can pool."""
-    if stride < 1 or block % stride or (block // stride) & (block // stride - 1):
-        raise ValueError(f"block/stride: given {block}/{stride}, allowed: a power of two")
-    if kernel < stride:
-        raise ValueError(f"kernel: given {kernel}, allowed: at least the stride {stride}")
 
 
 def forecast_scores(
@@ -93,8 +90,9 @@ def forecast_scores(
     not exist yet (m > t // block).
 
     Args:
-        query: [B, H, D] bf16, any strides, last dimension contiguous.
-        keys: [B, H, Cmax, D] bf16, last dimension contiguous; row j: mean of tokens stride*j .. +kernel-1.
+        query: [B, H, D] bf16 or fp32, any strides, last dimension contiguous.
+        keys: [B, H, Cmax, D], of the type of query, last dimension contiguous; row j: mean of tokens stride*j ..
+            +kernel-1.
         positions: [B] int32, the current token's position t (0-based).
         out: [B, H, M] fp32, written whole; last dimension contiguous.
         block: tokens of a block.
@@ -112,8 +110,7 @@ def forecast_scores(
         raise ValueError(f"query {tuple(query.shape)}, keys {tuple(keys.shape)}: allowed [{batch}, {kv_heads}, ...]")
     if keys.shape[3] != dim or dim & (dim - 1):
         raise ValueError(f"head_dim: given query {dim}, keys {keys.shape[3]}, allowed: one power of two")
-    if query.dtype != torch.bfloat16 or keys.dtype != torch.bfloat16 or out.dtype != torch.float32:
-        raise ValueError(f"dtypes: given {query.dtype}, {keys.dtype}, {out.dtype}, allowed: bf16, bf16, fp32")
+    check_values(query, keys, out)
     if positions.shape != (batch,) or positions.dtype != torch.int32:
         raise ValueError(f"positions: given {tuple(positions.shape)} {positions.dtype}, allowed: [{batch}] int32")
     if query.stride(2) != 1 or keys.stride(3) != 1 or out.stride(2) != 1:
@@ -140,22 +137,8 @@ def forecast_scores(
         DIM=dim,
         TILE=_TILE_BLOCKS,
         num_warps=4,
+        **dependent(keys),
     )
-
-
-def visible_keys(t: int, *, kernel: int, stride: int) -> int:
-    """Number of compressed keys complete within the t tokens (0 or more) that precede position t."""
-    return max(0, (t - kernel) // stride + 1)
-
-
-def pool_reference(scores: torch.Tensor, out: torch.Tensor, t: int, *, block: int, stride: int) -> None:
-    """Max-pool the scores of the visible keys, fp32 [C], into block scores, out fp32 [M], for position t."""
-    ratio = block // stride
-    out.fill_(float("-inf"))
-    for m in range(min(t // block + 1, out.shape[0])):
-        window = scores[max(0, ratio * m - 1) : ratio * m + ratio]
-        if window.numel():
-            out[m] = window.max()
 
 
 def forecast_reference(

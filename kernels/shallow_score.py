@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sparda.kernels.score import check_windows, visible_keys
+from sparda.kernels.pooling import check_windows, visible_keys, visible_rows
 
 EPS = 1e-5
 """Added to LayerNorm's variance."""
@@ -140,7 +140,7 @@ def _block_kernel(
         tl.store(state + b, 1)
         m = tl.program_id(0) * TILE + tl.arange(0, TILE)
         t = tl.load(positions + b)
-        visible = tl.minimum(tl.where(t >= KERNEL, (t - KERNEL) // STRIDE + 1, 0), key_rows)
+        visible = visible_rows(t, key_rows, KERNEL, STRIDE)
         g = tl.arange(0, GROUP_PAD)
         unit = tl.arange(0, UNITS)
         inside: tl.constexpr = (BLOCK - KERNEL) // STRIDE + 1

@@ -6,6 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
+VALUES = (torch.bfloat16, torch.float32)
+"""Types of caches and pool; both alike."""
+
 
 @triton.jit
 def _write_newest_kernel(
@@ -46,11 +49,11 @@ def write_newest(
 ) -> None:
     """Copy token ``positions[b]``'s key and value from its GPU slot to its place in the pool, for every layer.
 
-    caches: [L, B, H, S, 2, block, D] bf16, contiguous, keys then values.
+    caches: [L, B, H, S, 2, block, D] bf16 or fp32, contiguous, keys then values.
     slot_of_block: [L, B, H, M] int32, the slot of each block or a negative number; a block in no slot is skipped.
     positions: [B] int32, the 0-based position of the token being decoded, already appended to its slot.
-    pool: [host_rows, 2 * block * D] bf16, pinned host memory (or GPU memory), written in place. Block m of
-    (l, b, h) is row ``(pool_base + ((l * B + b) * H + h) * M + m) % host_rows``.
+    pool: [host_rows, 2 * block * D], of the type of caches, pinned host memory (or GPU memory), written in place.
+    Block m of (l, b, h) is row ``(pool_base + ((l * B + b) * H + h) * M + m) % host_rows``.
     block: tokens in a block, a power of two. pool_base: at least 0.
 
     Raises ValueError for shapes or types that do not fit together.
@@ -105,9 +108,10 @@ def _check(
     block: int,
     pool_base: int,
 ) -> None:
-    if caches.dim() != 7 or caches.dtype != torch.bfloat16 or not caches.is_contiguous():
+    if caches.dim() != 7 or caches.dtype not in VALUES or not caches.is_contiguous():
         raise ValueError(
-            f"caches must be contiguous bf16 [L, B, H, S, 2, block, D], got {caches.dtype} {tuple(caches.shape)}"
+            "caches must be contiguous bf16 or fp32 [L, B, H, S, 2, block, D], got "
+            f"{caches.dtype} {tuple(caches.shape)}"
         )
     head_dim = int(caches.shape[6])
     if tuple(caches.shape[4:6]) != (2, block) or block < 1 or block & (block - 1) or head_dim & (head_dim - 1):
@@ -116,8 +120,11 @@ def _check(
         )
     _check_int32("slot_of_block", slot_of_block, (*caches.shape[:3], slot_of_block.shape[-1]), caches.device)
     _check_int32("positions", positions, (caches.shape[1],), caches.device)
-    if pool.dim() != 2 or pool.dtype != torch.bfloat16 or not pool.is_contiguous() or pool.shape[0] < 1:
-        raise ValueError(f"pool must be contiguous bf16 [host_rows, values], got {pool.dtype} {tuple(pool.shape)}")
+    if pool.dim() != 2 or pool.dtype != caches.dtype or not pool.is_contiguous() or pool.shape[0] < 1:
+        raise ValueError(
+            f"pool must be contiguous {caches.dtype} [host_rows, values] like caches, got {pool.dtype} "
+            f"{tuple(pool.shape)}"
+        )
     if pool.shape[1] != 2 * block * head_dim:
         raise ValueError(f"pool must have 2 * block * D = {2 * block * head_dim} values a row, got {pool.shape[1]}")
     if caches.is_cuda and not (pool.is_cuda or pool.is_pinned()):

@@ -17,7 +17,7 @@ from sparda.engine.decoder import Decoder
 from sparda.engine.graph import captured
 
 METHOD = "a bounded prefetch inside a long CUDA graph of one kind; events around both"
-KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "silu", "down", "lm_head", "score", "select")
+KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "down", "lm_head", "score", "select")
 BATCHES = (1, 4, 16, 32, 64)
 CONTEXT = 65536
 SAMPLES = 3

@@ -24,7 +24,6 @@ BY_BATCH = (
     "oproj",
     "ffn_norm",
     "gateup",
-    "silu",
     "down",
     "final_norm",
     "lm_head",

@@ -8,14 +8,18 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.lanes import Binding
 from sparda.engine.plan import Op
 from sparda.engine.policies.nosa import by_query
+from sparda.engine.prefill import Prefilled
 from sparda.engine.run import Run, layer_of
-from sparda.kernels.eviction import eviction_bias, shortlist
+from sparda.kernels.eviction import bias_reference, eviction_bias, shortlist
 
 KINDS = ("bias", "shortlist")
 
 
 def bind(run: Run) -> Mapping[str, Binding]:
-    """Bindings over the tiers' biases. Raises SpardaError where a layer has no eviction head."""
+    """Bindings over the tiers' biases, which a prompt that is admitted brings along.
+
+    Raises SpardaError where a layer has no eviction head.
+    """
     t, spec = run.tiers, run.plan.spec
     heads = [w.eviction for w in run.weights.layers]
     if None in heads:
@@ -55,4 +59,15 @@ def bind(run: Run) -> Mapping[str, Binding]:
             stride=spec.stride,
         )
 
+    def fill(sequence: int, prefilled: Prefilled) -> None:
+        windows = spec.compressed(prefilled.tokens)
+        for layer, head in enumerate(heads):
+            assert head is not None
+            known = bias_reference(prefilled.values[layer][None], *head)[0]
+            t.bias[layer, sequence, :, : prefilled.tokens] = known
+            if windows:
+                means = known.unfold(1, spec.kernel, spec.stride).mean(-1)
+                t.bias_keys[layer, sequence, :, :windows] = means
+
+    t.side.append(fill)
     return {"bias": bias, "shortlist": join}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from sparda.engine.lanes import Binding
@@ -12,10 +11,12 @@ from sparda.engine.plan import Op
 from sparda.engine.run import Run, layer_of
 from sparda.kernels.advance import advance
 from sparda.kernels.append import append_token
-from sparda.kernels.norm import add_norm, embed_tokens, silu_mul
+from sparda.kernels.linear import linear, linear_parts, splits_of, swiglu
+from sparda.kernels.norm import add_norm, embed_tokens
+from sparda.kernels.sample import greedy, greedy_chunks
 
 KINDS = (
-    "embed", "norm", "qkv", "append", "oproj", "ffn_norm", "gateup", "silu", "down", "final_norm", "lm_head", "sample",
+    "embed", "norm", "qkv", "append", "oproj", "ffn_norm", "gateup", "down", "final_norm", "lm_head", "sample",
 )  # fmt: skip
 
 
@@ -23,17 +24,28 @@ def bind(run: Run) -> Mapping[str, Binding]:
     """Bindings, with the buffers that only they use."""
     s, w, t, batch = run.plan.shape, run.weights, run.tiers, run.plan.workload.batch
     spec = run.plan.spec
-    fused = [run.values(batch, p.shape[0]) for p in run.projections]
-    gate_up, act = run.values(batch, 2 * s.ffn), run.values(batch, s.ffn)
+    act = run.values(batch, s.ffn)
 
-    def norm(delta: Tensor | None, weight: Tensor) -> None:
-        add_norm(run.x, delta, weight, run.h, eps=s.norm_eps)
+    def parts(rows: int, columns: int) -> Tensor:
+        return run.floats(splits_of(rows, columns, run.sms), batch, rows)
+
+    fused = {rows: parts(rows, s.d_model) for rows in {int(p.shape[0]) for p in run.projections}}
+    attended, moved = parts(s.d_model, s.q_width), parts(s.d_model, s.ffn)
+
+    def norm(added: Tensor | None, weight: Tensor) -> None:
+        add_norm(run.x, added, weight, run.h, eps=s.norm_eps)
+
+    def project(op: Op) -> None:
+        weight = run.projections[layer_of(op)]
+        linear_parts(run.h, weight, fused[int(weight.shape[0])])
+
+    best = run.floats(batch, greedy_chunks(s.vocab), 2)
 
     def append(op: Op) -> None:
         layer = layer_of(op)
         tier = t.layers[layer]
         append_token(
-            fused[layer],
+            fused[int(run.projections[layer].shape[0])],
             run.cos,
             run.sin,
             t.positions,
@@ -48,24 +60,19 @@ def bind(run: Run) -> Mapping[str, Binding]:
         )
 
     def sample(op: Op) -> None:
-        torch.argmax(run.logits, dim=-1, out=run.tokens)
+        greedy(run.logits, run.tokens, best)
         advance(t.positions, t.step, t.miss_count, t.miss_total)
 
     return {
         "embed": lambda op: embed_tokens(w.embed, run.tokens, run.x),
-        "norm": lambda op: norm(run.delta if op.layer else None, w.layers[layer_of(op)].norm),
-        "qkv": lambda op: _linear(run.h, run.projections[layer_of(op)], fused[layer_of(op)]),
+        "norm": lambda op: norm(moved if op.layer else None, w.layers[layer_of(op)].norm),
+        "qkv": project,
         "append": append,
-        "oproj": lambda op: _linear(run.attended.flatten(1), w.layers[layer_of(op)].output, run.delta),
-        "ffn_norm": lambda op: norm(run.delta, w.layers[layer_of(op)].ffn_norm),
-        "gateup": lambda op: _linear(run.h, w.layers[layer_of(op)].gate_up, gate_up),
-        "silu": lambda op: silu_mul(gate_up, act),
-        "down": lambda op: _linear(act, w.layers[layer_of(op)].down, run.delta),
-        "final_norm": lambda op: norm(run.delta, w.final_norm),
-        "lm_head": lambda op: _linear(run.h, w.head, run.logits),
+        "oproj": lambda op: linear_parts(run.attended.flatten(1), w.layers[layer_of(op)].output, attended),
+        "ffn_norm": lambda op: norm(attended, w.layers[layer_of(op)].ffn_norm),
+        "gateup": lambda op: swiglu(run.h, w.layers[layer_of(op)].gate_up, act),
+        "down": lambda op: linear_parts(act, w.layers[layer_of(op)].down, moved),
+        "final_norm": lambda op: norm(moved, w.final_norm),
+        "lm_head": lambda op: linear(run.h, w.head, run.logits),
         "sample": sample,
     }
-
-
-def _linear(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    torch.mm(x, weight.t(), out=out)

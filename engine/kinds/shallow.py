@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sparda.engine.errors import SpardaError
 from sparda.engine.lanes import Binding
 from sparda.engine.plan import Op
+from sparda.engine.prefill import Prefilled
 from sparda.engine.run import Run, layer_of
 from sparda.kernels.shallow_score import shallow_scores
 
@@ -14,7 +15,10 @@ KINDS = ("shallow_score",)
 
 
 def bind(run: Run) -> Mapping[str, Binding]:
-    """The binding and its scratch. Raises SpardaError where the model has no scorer."""
+    """The binding and its scratch; a sequence that is admitted is scored in its first step, whatever step that is.
+
+    Raises SpardaError where the model has no scorer.
+    """
     c, t, spec, scorer = run.plan.config, run.tiers, run.plan.spec, run.weights.scorer
     if scorer is None:
         raise SpardaError(
@@ -48,4 +52,8 @@ def bind(run: Run) -> Mapping[str, Binding]:
             stride=spec.stride,
         )
 
+    def admitted(sequence: int, prefilled: Prefilled) -> None:
+        state[0, sequence] = 0
+
+    t.side.append(admitted)
     return {"shallow_score": score}

@@ -63,8 +63,7 @@ class StepBuilder:
         s, add = self.shape, self.ops.add
         add("oproj", self.sizes.linear(s.d_model, s.q_width), layer=layer)
         add("ffn_norm", self.sizes.norm(), layer=layer)
-        add("gateup", self.sizes.linear(2 * s.ffn, s.d_model), layer=layer)
-        add("silu", self.sizes.silu(), layer=layer)
+        add("gateup", self.sizes.gated(s.ffn, s.d_model), layer=layer)
         add("down", self.sizes.linear(s.d_model, s.ffn), layer=layer)
 
     def epilogue(self, offloaded_layers: int) -> Plan:

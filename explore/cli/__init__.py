@@ -11,7 +11,9 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
 - ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
 - ``evidence``: ``figures`` by id (evidence.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
-  ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``.
+  ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``;
+- ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
+  ``seconds``, ``tokens_per_s``, ``misses_per_layer``.
 
 Commands that use a profile name it in ``profile`` and ``tier``. Times end in ``_us`` (microseconds), memory in
 ``_gib`` (2**30 bytes); gains, errors, misses and bands are shares: 0.05 is 5 %.
@@ -39,6 +41,7 @@ COMMANDS = {
     "simulate": "predict one decode step and where its time goes",
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
+    "generate": "decode prompts with a checkpoint (needs a GPU)",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",
     "evidence": "recompute every claimed figure from committed rows",

@@ -76,14 +76,19 @@ def table_of(profile: Profile, scenario: Scenario) -> CtaTable:
     return table
 
 
-def require_gpu(command: str) -> None:
-    """Refuse to measure where it cannot be done, before anything is written."""
+def require_engine(command: str) -> None:
+    """Refuse to run kernels where torch or Triton is not installed."""
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         raise SpardaError(
             f"{command} runs kernels and needs {' and '.join(missing)}; install with "
             "`pip install 'sparda[engine]'` on a machine with a CUDA GPU."
         )
+
+
+def require_gpu(command: str) -> None:
+    """Refuse to measure where it cannot be done, before anything is written."""
+    require_engine(command)
     import torch
 
     if not torch.cuda.is_available():

@@ -14,20 +14,20 @@ from pathlib import Path
 from sparda.explore.cli.common import Output, add_json
 from sparda.explore.text import GIB, columns, wrapped
 
+NEED_GPU = "measure, validate, generate"
 PACKAGES = (
     ("numpy", "every command", "pip install sparda"),
     ("scipy", "calibrate", "pip install sparda"),
     ("simpy", "simulate, explore, table", "pip install sparda"),
     ("optuna", "explore --trials", "pip install sparda"),
     ("plotly", "report, demo", "pip install sparda"),
-    ("torch", "measure, validate", "pip install 'sparda[engine]'"),
-    ("triton", "measure, validate", "pip install 'sparda[engine]'"),
+    ("torch", NEED_GPU, "pip install 'sparda[engine]'"),
+    ("triton", NEED_GPU, "pip install 'sparda[engine]'"),
 )
 NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-NO_GPU_HINT = "only measure and validate need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 NEED_NO_GPU = "simulate, explore, table, report, demo, evidence, calibrate, validate --verdicts"
-NEED_GPU = "measure, validate"
+NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> Output:
     lines += [wrapped(f"{c.name}: {c.hint}", "  ") for c in checks if c.hint and c.state != "ok"]
     lines.append("")
     lines.append(wrapped(f"Ready: {NEED_NO_GPU}." if simulator else f"Not ready: {NEED_NO_GPU}."))
-    lines.append(f"Ready: {NEED_GPU}." if gpu else f"Not ready: {NEED_GPU} (they measure on a GPU).")
+    lines.append(f"Ready: {NEED_GPU}." if gpu else f"Not ready: {NEED_GPU} (they need a GPU).")
     if simulator:
         lines.append("Next: sparda table, or sparda demo --report report.html")
     return Output(

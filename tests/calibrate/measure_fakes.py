@@ -74,7 +74,7 @@ class Gpu(FakeCuda):
         chunk_values: int,
     ) -> None:
         _check_tensors(pool, cache, src, dst, count)
-        _check_settings(pool.shape[1], ctas, warps, stages, chunk_values)
+        _check_settings(pool, ctas, warps, stages, chunk_values)
         blocks = int(count)
         assert 0 <= blocks <= src.numel(), "the count is beyond the list's end"
         self.copies.append(Copy(int(src.storage_offset()), blocks, ctas, warps, stages, chunk_values))

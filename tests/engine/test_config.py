@@ -25,7 +25,7 @@ SPEC = SparseSpec()
         (lambda: Workload(miss_rate=float("nan")), r"workload\.miss_rate is nan"),
         (
             lambda: Config(policy="spards"),
-            r"config\.policy is 'spards'; allowed are dense, sparse, ",
+            r"config\.policy is 'spards'; allowed are dense, sparse",
         ),
         (lambda: Config(top_k=0), r"config\.top_k is 0"),
         (lambda: Config(lookahead=5), r"config\.lookahead is 5; allowed are 0 to 4"),
@@ -51,7 +51,9 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(make: Callable[[], o
     ("workload", "config", "says"),
     [
         (Workload(context_tokens=4096), Config(top_k=65), "top_k is 65 but a context of 4096 tokens has 64 blocks"),
-        (Workload(), Config(top_k=33), "top_k is 33 but 34 blocks are always chosen"),
+        (Workload(), Config(top_k=33), "top_k is 33 but 34 of the 2048 blocks of 131072 tokens are always chosen"),
+        (Workload(context_tokens=640), Config(top_k=9), "top_k is 9 but 10 of the 10 blocks of 640 tokens"),
+        (Workload(context_tokens=640), Config(top_k=11), "top_k is 11 but a context of 640 tokens has 10 blocks"),
         (Workload(context_tokens=131073), Config(), "context_tokens is 131073; .* reaches 131072"),
         (Workload(), Config("shallow", score_layer=31), "score_layer is 31 .* 32 layers; give .* at most 30"),
         (
@@ -74,9 +76,9 @@ def test_lookahead_stays_below_the_number_of_layers() -> None:
         check_fits(shallow, SPEC, Workload(), Config(lookahead=2))
 
 
-@pytest.mark.parametrize("top_k", [34, 64])
-def test_the_bounds_themselves_fit(top_k: int) -> None:
-    check_fits(SHAPE, SPEC, Workload(context_tokens=4096), Config(top_k=top_k))
+@pytest.mark.parametrize(("context", "top_k"), [(4096, 34), (4096, 64), (2176, 34), (2112, 33), (640, 10), (1, 1)])
+def test_the_bounds_themselves_fit_in_short_contexts_too(context: int, top_k: int) -> None:
+    check_fits(SHAPE, SPEC, Workload(context_tokens=context), Config(top_k=top_k))
 
 
 def test_what_shallow_alone_reads_troubles_no_other_policy() -> None:

@@ -246,9 +246,9 @@ def test_large_scores_do_not_overflow(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "top_k", "splits"), [(128, 96, 3), (8, 96, 24), (64, 96, 5), (1, 4096, 32), (1, 3, 1), (4096, 96, 1)]
+    ("heads", "top_k", "splits"), [(128, 96, 1), (8, 96, 16), (64, 96, 2), (1, 4096, 32), (1, 3, 1), (4096, 96, 1)]
 )
-def test_splits_fill_the_gpu_without_tiny_shares(heads: int, top_k: int, splits: int) -> None:
+def test_splits_fill_the_gpu_once_without_tiny_shares(heads: int, top_k: int, splits: int) -> None:
     assert attention_splits(heads, top_k, 132) == splits
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,14 +15,17 @@ pytest.importorskip("triton", reason="kernels need triton")
 from sparda.kernels.prefetch import prefetch, prefetch_reference  # noqa: E402
 
 Place = Callable[["torch.Tensor"], "torch.Tensor"]
+both_types = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 HOST_ROWS, GPU_ROWS, LISTED = 12, 9, 7
 
 
-def _case(device: str, place: Place, values: int, count: int) -> list[torch.Tensor]:
+def _case(
+    device: str, place: Place, values: int, count: int, dtype: torch.dtype = torch.bfloat16
+) -> list[torch.Tensor]:
     """pool, cache, src, dst, count: random rows; the entries past ``count`` name rows that exist."""
     random = torch.Generator().manual_seed(values + count)
-    pool = place(torch.randn(HOST_ROWS, values, generator=random).to(torch.bfloat16))
-    cache = torch.randn(GPU_ROWS, values, generator=random).to(device, torch.bfloat16)
+    pool = place(torch.randn(HOST_ROWS, values, generator=random).to(dtype))
+    cache = torch.randn(GPU_ROWS, values, generator=random).to(device, dtype)
     src = torch.randint(HOST_ROWS, (LISTED,), generator=random, dtype=torch.int32).to(device)
     dst = torch.randperm(GPU_ROWS, generator=random)[:LISTED].to(device, torch.int32)
     return [pool, cache, src, dst, torch.tensor([count], dtype=torch.int32, device=device)]
@@ -36,18 +39,32 @@ def _assert_copies(case: list[torch.Tensor], *, ctas: int, warps: int, stages: i
     assert torch.equal(cache.view(torch.int16), expected.view(torch.int16))
 
 
-@pytest.mark.parametrize("stages", [1, 2, 8])
+@both_types
+@pytest.mark.parametrize("stages", [1, 2, 6])
 @pytest.mark.parametrize(("values", "chunk"), [(2048, 512), (4096, 4096), (2048, 8), (16384, 8192)])
 def test_copies_listed_rows_for_any_chunk_and_depth(
-    device: str, host_pool: Place, values: int, chunk: int, stages: int
+    device: str, host_pool: Place, values: int, chunk: int, stages: int, dtype: torch.dtype
 ) -> None:
     ctas = 64 if chunk == 8 else 2
-    _assert_copies(_case(device, host_pool, values, 5), ctas=ctas, warps=4, stages=stages, chunk_values=chunk)
+    _assert_copies(_case(device, host_pool, values, 5, dtype), ctas=ctas, warps=4, stages=stages, chunk_values=chunk)
 
 
-@pytest.mark.parametrize("ctas", [1, 2, 3, 50])
-def test_copies_listed_rows_for_any_number_of_thread_blocks(device: str, host_pool: Place, ctas: int) -> None:
-    _assert_copies(_case(device, host_pool, 1024, 6), ctas=ctas, warps=1, stages=2, chunk_values=512)
+@both_types
+@pytest.mark.parametrize("parts", [1, 2, 8])
+@pytest.mark.parametrize("ctas", [1, 2, 3, 6, 50])
+def test_copies_listed_rows_for_any_number_of_thread_blocks(
+    device: str, host_pool: Place, ctas: int, parts: int, dtype: torch.dtype
+) -> None:
+    case = _case(device, host_pool, 1024, 6, dtype)
+    _assert_copies(case, ctas=ctas, warps=1, stages=2, chunk_values=1024 // parts)
+
+
+@both_types
+def test_copies_the_bits_of_values_that_are_no_numbers(device: str, host_pool: Place, dtype: torch.dtype) -> None:
+    case = _case(device, host_pool, 1024, LISTED, dtype)
+    bits = torch.arange(-256, 256, dtype=torch.int16).repeat(HOST_ROWS * case[0].element_size())
+    case[0] = host_pool(bits.view(dtype).view(HOST_ROWS, 1024))
+    _assert_copies(case, ctas=2, warps=4, stages=2, chunk_values=512)
 
 
 @pytest.mark.parametrize("count", [1, 3, LISTED])
@@ -84,24 +101,31 @@ def test_one_source_row_may_fill_several_slots(device: str, host_pool: Place) ->
         ({"chunk_values": 4}, "from 8 up"),
         ({"stages": 0}, "stages must be 1 to 200"),
         ({"stages": 201}, "stages must be 1 to 200: .* got 201"),
+        ({"chunk_values": 2, "dtype": torch.float32}, "from 4 up"),
+        ({"stages": 101, "dtype": torch.float32}, "stages must be 1 to 100: .* got 101"),
     ],
 )
-def test_refuses_settings_that_cannot_work(device: str, host_pool: Place, change: dict[str, int], message: str) -> None:
+def test_refuses_settings_that_cannot_work(device: str, host_pool: Place, change: dict[str, Any], message: str) -> None:
     settings = {"ctas": 2, "warps": 4, "stages": 2, "chunk_values": 512, **change}
-    pool, cache, src, dst, count = _case(device, host_pool, 512, 1)
+    pool, cache, src, dst, count = _case(device, host_pool, 512, 1, settings.pop("dtype", torch.bfloat16))
     with pytest.raises(ValueError, match=message):
         prefetch(pool, cache, src, dst, count, **settings)
 
 
-def test_names_the_deepest_pipeline_that_fits(device: str, host_pool: Place) -> None:
-    with pytest.raises(ValueError, match="stages must be 1 to 12: that many chunks of 8192 values"):
-        prefetch(*_case(device, host_pool, 16384, 1), ctas=1, warps=4, stages=13)
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.bfloat16, 8192), (torch.float32, 4096)], ids=["bf16", "fp32"])
+def test_chunks_are_as_many_bytes_for_either_type_and_the_deepest_pipeline_is_named(
+    device: str, host_pool: Place, dtype: torch.dtype, chunk: int
+) -> None:
+    with pytest.raises(ValueError, match=f"stages must be 1 to 12: that many chunks of {chunk} values"):
+        prefetch(*_case(device, host_pool, 16384, 1, dtype), ctas=1, warps=4, stages=13)
 
 
 @pytest.mark.parametrize(
     ("index", "change", "message"),
     [
-        (0, lambda pool: pool.float(), "pool must be contiguous bf16"),
+        (0, lambda pool: pool.half(), "pool must be contiguous bf16 or fp32"),
+        (0, lambda pool: pool.float(), "pool is torch.float32 and cache is torch.bfloat16: they must be alike"),
+        (1, lambda cache: cache.float(), "pool is torch.bfloat16 and cache is torch.float32: they must be alike"),
         (0, lambda pool: pool[:, :256].contiguous(), "pool has .* must agree"),
         (1, lambda cache: cache[:, ::2], "cache must be contiguous"),
         (2, lambda src: src.long(), "src must be a contiguous int32 vector"),

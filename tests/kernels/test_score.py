@@ -7,19 +7,25 @@ import torch
 
 from sparda.kernels.score import forecast_reference, forecast_scores
 
+both_types = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 EDGES = [0, 1, 30, 31, 32, 33, 62, 63, 64, 65, 126, 127, 128, 129, 500, 703]
 
 
-def _case(device: str, positions: list[int], kv_heads: int, key_rows: int, dim: int) -> tuple[torch.Tensor, ...]:
+def _case(
+    device: str, positions: list[int], kv_heads: int, key_rows: int, dim: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[torch.Tensor, ...]:
     torch.manual_seed(dim + key_rows)
-    fused = torch.randn(len(positions), 3 * kv_heads, dim, device=device).to(torch.bfloat16)
-    keys = torch.randn(len(positions), kv_heads, key_rows, dim, device=device).to(torch.bfloat16)
+    fused = torch.randn(len(positions), 3 * kv_heads, dim, device=device).to(dtype)
+    keys = torch.randn(len(positions), kv_heads, key_rows, dim, device=device).to(dtype)
     return fused[:, kv_heads : 2 * kv_heads], keys, torch.tensor(positions, dtype=torch.int32, device=device)
 
 
+@both_types
 @pytest.mark.parametrize("dim", [64, 128])
-def test_every_position_near_a_block_boundary_agrees_with_the_reference(device: str, dim: int) -> None:
-    query, keys, positions = _case(device, EDGES, 2, 43, dim)
+def test_every_position_near_a_block_boundary_agrees_with_the_reference(
+    device: str, dim: int, dtype: torch.dtype
+) -> None:
+    query, keys, positions = _case(device, EDGES, 2, 43, dim, dtype)
     out = torch.full((len(EDGES), 2, 11), float("nan"), device=device)
     forecast_scores(query, keys, positions, out, block=64, kernel=32, stride=16)
     expected = forecast_reference(query, keys, positions, blocks=11, block=64, kernel=32, stride=16)
@@ -36,6 +42,18 @@ def test_any_number_of_blocks_is_covered(device: str, blocks: int) -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@both_types
+@pytest.mark.parametrize("kv_heads", [1, 3, 8])
+def test_an_odd_batch_of_any_number_of_heads_agrees_with_the_reference(
+    device: str, kv_heads: int, dtype: torch.dtype
+) -> None:
+    query, keys, positions = _case(device, [0, 133, 380], kv_heads, 24, 64, dtype)
+    out = torch.full((3, kv_heads, 6), float("nan"), device=device)
+    forecast_scores(query, keys, positions, out, block=64, kernel=32, stride=16)
+    expected = forecast_reference(query, keys, positions, blocks=6, block=64, kernel=32, stride=16)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_keys_that_are_not_complete_before_the_token_are_not_read(device: str) -> None:
     query, keys, positions = _case(device, [100, 100], 1, 40, 64)
     keys[:, :, (100 - 32) // 16 + 1 :] = float("nan")
@@ -48,7 +66,13 @@ def test_keys_that_are_not_complete_before_the_token_are_not_read(device: str) -
 def test_wrong_dtypes_and_windows_are_refused(device: str) -> None:
     query, keys, positions = _case(device, [5], 1, 8, 64)
     out = torch.empty(1, 1, 4, device=device)
-    with pytest.raises(ValueError, match="dtypes: given"):
-        forecast_scores(query.float(), keys, positions, out, block=64, kernel=32, stride=16)
+    for given, dtypes in (
+        ((query.float(), keys, out), "queries torch.float32, keys torch.bfloat16, out torch.float32"),
+        ((query, keys.float(), out), "queries torch.bfloat16, keys torch.float32, out torch.float32"),
+        ((query.half(), keys.half(), out), "queries torch.float16, keys torch.float16, out torch.float32"),
+        ((query, keys, out.bfloat16()), "queries torch.bfloat16, keys torch.bfloat16, out torch.bfloat16"),
+    ):
+        with pytest.raises(ValueError, match=f"dtypes: given {dtypes}, allowed: queries and keys both"):
+            forecast_scores(*given[:2], positions, given[2], block=64, kernel=32, stride=16)
     with pytest.raises(ValueError, match="block/stride: given 48/16"):
         forecast_scores(query, keys, positions, out, block=48, kernel=32, stride=16)

@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="kernels need triton")
 from sparda.kernels.writeback import write_newest, write_newest_reference  # noqa: E402
 
 Place = Callable[["torch.Tensor"], "torch.Tensor"]
+both_types = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 
 
 def _case(
@@ -29,14 +30,15 @@ def _case(
     head_dim: int = 64,
     capacity: int = 5,
     host_rows: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> list[torch.Tensor]:
     """caches, slot_of_block, positions, pool: random values and slots, and a poisoned pool."""
     random = torch.Generator().manual_seed(sum(positions) + head_dim)
     owners = (layers, len(positions), heads)
-    caches = torch.randn(*owners, slots, 2, block, head_dim, generator=random).to(device, torch.bfloat16)
+    caches = torch.randn(*owners, slots, 2, block, head_dim, generator=random).to(device, dtype)
     table = torch.randint(slots, (*owners, capacity), generator=random, dtype=torch.int32).to(device)
     rows = layers * len(positions) * heads * capacity if host_rows is None else host_rows
-    pool = place(torch.full((rows, 2 * block * head_dim), float("nan"), dtype=torch.bfloat16))
+    pool = place(torch.full((rows, 2 * block * head_dim), float("nan"), dtype=dtype))
     return [caches, table, torch.tensor(positions, dtype=torch.int32, device=device), pool]
 
 
@@ -52,12 +54,24 @@ def _write(case: list[torch.Tensor], device: str, *, block: int = 16, pool_base:
     return pool
 
 
+@both_types
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("block", [16, 64])
-def test_writes_first_and_last_tokens_of_blocks(device: str, host_pool: Place, block: int, head_dim: int) -> None:
+def test_writes_first_and_last_tokens_of_blocks(
+    device: str, host_pool: Place, block: int, head_dim: int, dtype: torch.dtype
+) -> None:
     positions = [0, block - 1, block, 3 * block + 5, 5 * block - 1]
-    case = _case(device, host_pool, positions, layers=1, heads=2, block=block, head_dim=head_dim)
+    case = _case(device, host_pool, positions, layers=1, heads=2, block=block, head_dim=head_dim, dtype=dtype)
     _write(case, device, block=block)
+
+
+@both_types
+@pytest.mark.parametrize("heads", [1, 3, 8])
+def test_writes_an_odd_batch_of_any_number_of_heads(
+    device: str, host_pool: Place, heads: int, dtype: torch.dtype
+) -> None:
+    pool = _write(_case(device, host_pool, [0, 37, 79], heads=heads, dtype=dtype), device)
+    assert int((~pool.isnan()).sum()) == 2 * 3 * heads * 2 * 64
 
 
 def test_each_layer_and_head_has_its_own_row_and_only_one_token_is_written(device: str, host_pool: Place) -> None:
@@ -88,13 +102,14 @@ def test_a_block_in_no_slot_or_past_the_capacity_writes_nothing(device: str, hos
 @pytest.mark.parametrize(
     ("index", "change", "message"),
     [
-        (0, lambda caches: caches.float(), "caches must be contiguous bf16"),
+        (0, lambda caches: caches.half(), "caches must be contiguous bf16 or fp32"),
+        (0, lambda caches: caches.float(), "pool must be contiguous torch.float32 .* got torch.bfloat16"),
         (0, lambda caches: caches[..., :48].contiguous(), "powers of two"),
         (1, lambda table: table[:1], "slot_of_block must be contiguous int32"),
         (1, lambda table: table.long(), "slot_of_block must be contiguous int32"),
         (2, lambda positions: positions[:1], "positions must be contiguous int32"),
         (3, lambda pool: pool[:, :1024].contiguous(), "2 \\* block \\* D = 2048 values a row, got 1024"),
-        (3, lambda pool: pool.float(), "pool must be contiguous bf16"),
+        (3, lambda pool: pool.float(), "pool must be contiguous torch.bfloat16 .* got torch.float32"),
     ],
 )
 def test_refuses_tensors_that_do_not_fit(

@@ -1,0 +1,114 @@
+"""Dense prefill of one prompt in plain PyTorch, chunk by chunk: every token attends to all before it.
+
+The simple prefill: its attention grows with the square of the prompt. Choosing blocks begins with the first decoded
+token; a prompt is read whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import ModelShape
+from sparda.engine.weights import DTYPES, LayerWeights, Weights, rope_table
+
+CHUNK = 1024
+"""Tokens that go through the model together: enough for the linears to be bound by arithmetic."""
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Those that read a KV head shared by its group in place; the first that can is taken, for every chunk the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """What a prompt of S tokens leaves behind, in the type of the weights, on their device.
+
+    ``keys`` (rotated) and ``values`` [L, H, S, head_dim]; ``logits`` [vocab] of the last token.
+    """
+
+    keys: Tensor
+    values: Tensor
+    logits: Tensor
+
+    @property
+    def tokens(self) -> int:
+        return int(self.keys.shape[2])
+
+
+def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK) -> Prefilled:
+    """Run a prompt through the model: ``tokens`` int64 [S], at least one, on any device.
+
+    Values are rounded where the decode step stores them. ``chunk`` changes memory and speed, and the result only by
+    the rounding of sums in another order. Raises SpardaError for an empty prompt and one above the model's context.
+    """
+    s = weights.shape
+    length = int(tokens.numel())
+    if not 1 <= length <= s.max_context:
+        raise SpardaError(f"a prompt of {length} tokens; {s.name} takes 1 to {s.max_context}.")
+    device = weights.embed.device
+    keys = torch.empty(s.layers, s.kv_heads, length, s.head_dim, dtype=DTYPES[s.value_bytes], device=device)
+    values = torch.empty_like(keys)
+    cos, sin = rope_table(s, length, device)
+    tokens = tokens.to(device)
+    for start in range(0, length, chunk):
+        here = slice(start, min(start + chunk, length))
+        x = weights.embed[tokens[here]]
+        for layer, w in enumerate(weights.layers):
+            q = _enter(s, w, _norm(s, x, w.norm), cos[here], sin[here], keys[layer, :, here], values[layer, :, here])
+            attended = _attend(s, q, keys[layer, :, : here.stop], values[layer, :, : here.stop])
+            x = x + attended @ w.output.T
+            gate, up = (_norm(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
+            x = x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
+    return Prefilled(keys, values, _norm(s, x[-1], weights.final_norm) @ weights.head.T)
+
+
+def prefill_bytes(shape: ModelShape, tokens: int, chunk: int = CHUNK) -> int:
+    """GPU bytes that ``prefill`` takes at the least: keys and values of the prompt, activations of a chunk."""
+    kv = 2 * shape.layers * shape.kv_width * tokens
+    rows = min(chunk, tokens) * (4 * shape.d_model + 3 * shape.q_width + 5 * shape.ffn)
+    return (kv + rows) * shape.value_bytes
+
+
+def _norm(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
+    """In fp32, rounded once."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + s.norm_eps)
+    return (scaled * weight.float()).to(x.dtype)
+
+
+def _enter(s: ModelShape, w: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Write a chunk's keys and values [H, c, head_dim] in place; returns its rotated queries [Hq, c, head_dim]."""
+    rows = w.fused[: s.q_width + 2 * s.kv_width]
+    heads = (h @ rows.T).view(len(h), -1, s.head_dim).transpose(0, 1)
+    q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
+    keys.copy_(_rope(k, cos, sin))
+    values.copy_(v)
+    return _rope(q, cos, sin)
+
+
+def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Pairs i with i + head_dim / 2, in fp32, rounded once; x [heads, c, head_dim]."""
+    a, b = x.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+def _attend(s: ModelShape, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The last c tokens' queries [Hq, c, head_dim] over all n keys so far: [c, Hq * head_dim].
+
+    The mask is aligned to the last key and never stored where a fused kernel runs; elsewhere it is c x n.
+    """
+    count, length = q.shape[1], keys.shape[1]
+    grouped = (s.kv_heads, s.group, length, s.head_dim)
+    with sdpa_kernel(BACKENDS):
+        out = torch.nn.functional.scaled_dot_product_attention(
+            q.view(s.kv_heads, s.group, count, s.head_dim),
+            keys[:, None].expand(grouped),
+            values[:, None].expand(grouped),
+            attn_mask=causal_lower_right(count, length),
+        )
+    return out.permute(2, 0, 1, 3).reshape(count, s.q_width)

@@ -1,0 +1,54 @@
+"""Launching a kernel while the one before it still runs: Hopper's programmatic dependent launch.
+
+Inside a stream, and inside the graph captured from it, a kernel launched so may start when every thread block of its
+predecessor has called ``gdc_launch_dependents`` or ended. It then reads what no kernel writes (weights), and calls
+``gdc_wait`` before it touches anything else: the wait ends when the predecessor has ended and its writes can be seen.
+All kernels of a step call both, the wait first, so at most one kernel is ahead of the one that works.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+CPU_MULTIPROCESSORS = 4
+"""What kernels are split for where they are interpreted."""
+
+
+@functools.cache
+def _supported(index: int) -> bool:
+    return torch.cuda.get_device_capability(index)[0] >= 9
+
+
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Kernels launched inside start only when the one before them has ended."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def dependent(tensor: torch.Tensor) -> dict[str, bool]:
+    """Launch options of a kernel that takes ``PDL`` and works on ``tensor``'s device: overlapped where it can be."""
+    if _apart.get() or not tensor.is_cuda or not _supported(tensor.device.index or 0):
+        return {"PDL": False}
+    return {"PDL": True, "launch_pdl": True}
+
+
+@functools.cache
+def _multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def multiprocessors(tensor: torch.Tensor) -> int:
+    """Multiprocessors of the tensor's device; a nominal few where kernels are interpreted."""
+    return _multiprocessors(tensor.device.index or 0) if tensor.is_cuda else CPU_MULTIPROCESSORS
