@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparda.calibrate.store import Row, Value
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import OF_SHALLOW, Config, Workload
 from sparda.engine.errors import SpardaError
 
 KNOBS = ("policy", "top_k", "lookahead", "prefetch_ctas", "prefetch_warps", "prefetch_stages", "resident_blocks")
@@ -21,7 +21,10 @@ def config_of(row: Row) -> Config:
     """The configuration a step or validation row was measured with; knobs it does not name have their defaults."""
     case = _case(row, ("top_k",))
     numbers = {k: int(case[k]) for k in KNOBS if k != "policy" and k in case}
-    return Config(policy=str(case.get("policy", "sparda")), **numbers)
+    numbers |= {k: int(case[k]) for k in OF_SHALLOW if k != "reserve" and k in case}
+    return Config(
+        policy=str(case.get("policy", "sparda")), **numbers, reserve=float(case.get("reserve", Config().reserve))
+    )
 
 
 def _case(row: Row, needed: Sequence[str]) -> Mapping[str, Value]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import log2
 
+from sparda.engine.config import POLICIES
+from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, to_plain
 from sparda.engine.plan import MAIN, SELECT, Op, Plan
+from sparda.engine.policies import make_plan
 from sparda.sim.costs import Machine
+from sparda.sim.rates import PREFETCH_KIND
 
 SHALLOWEST = 2
 """Stages that a copy through registers counts as: like two stages it has one chunk on its way at a time."""
@@ -127,11 +131,35 @@ class FittedCosts:
     """Values beside a copy by (table, kind, batch, stages, CTAs): a search asks for the same ones over and over."""
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
-        cost, batch = self.fitted.kernels[op.kind], plan.workload.batch
+        cost, batch = self._kernel(op, plan), plan.workload.batch
         alone = cost.at(batch, second_axis(cost.second, plan), op.work.hbm_bytes)
         # A graph with side streams launches every kernel of its main stream a little later than a straight one.
         branches = op.stream == MAIN and op.kind != "attention" and SELECT in plan.streams
         return alone + (by_batch(self.fitted.launches, batch) if branches else 0.0)
+
+    def _kernel(self, op: Op, plan: Plan) -> KernelCost:
+        """Raises SpardaError where the kind was not measured: nothing is made up."""
+        cost = self.fitted.kernels.get(op.kind)
+        if cost is None:
+            known, policies = ", ".join(self.fitted.kernels), ", ".join(self.policies(plan)) or "none"
+            raise SpardaError(
+                f"{self.machine.name} has no measured cost for {op.kind!r}, which policy {plan.config.policy!r} needs; "
+                f"measured kinds: {known}. Choose a policy that these can price ({policies}), or measure the kind and "
+                "calibrate again."
+            )
+        return cost
+
+    def policies(self, plan: Plan) -> list[str]:
+        """The policies that can be priced for the plan's model and workload: each of their kinds was measured."""
+        found = []
+        for policy in POLICIES:
+            try:
+                other = make_plan(plan.shape, plan.spec, plan.workload, replace(plan.config, policy=policy))
+            except SpardaError:
+                continue
+            if {op.kind for op in other} <= {*self.fitted.kernels, PREFETCH_KIND}:
+                found.append(policy)
+        return found
 
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
         beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))

@@ -37,13 +37,31 @@ class Workload:
         )
 
 
-POLICIES = ("dense", "sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident", "infinigen")
+POLICIES = (
+    "dense",
+    "sparse",
+    "sparse-resident",
+    "sparda",
+    "sparda-on-demand",
+    "sparda-resident",
+    "infinigen",
+    "nosa",
+    "shallow",
+)
 """What ``engine.policies`` has a module for; each says there what it is."""
+
+OF_SHALLOW = ("score_layer", "refresh_steps", "reserve")
+"""Values that the policy ``shallow`` alone reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a user may turn. ``resident_blocks`` 0 means "as many as top_k"."""
+    """What a user may turn. ``resident_blocks`` 0 means "as many as top_k".
+
+    Of ``shallow``: layer ``score_layer`` chooses for all later ones, again every ``refresh_steps`` steps, and keeps a
+    random ``reserve`` of the context's blocks. 0 steps: only once, as the method was described; the default of 16 lets
+    the choice follow the text at a sixteenth of the cost.
+    """
 
     policy: str = "sparda"
     top_k: int = 96
@@ -52,6 +70,9 @@ class Config:
     prefetch_warps: int = 1
     prefetch_stages: int = 8
     resident_blocks: int = 0
+    score_layer: int = 6
+    refresh_steps: int = 16
+    reserve: float = 0.01
 
     def __post_init__(self) -> None:
         _require(
@@ -76,6 +97,15 @@ class Config:
             self.resident_blocks == 0 or self.resident_blocks >= self.top_k,
             f"config.resident_blocks is {self.resident_blocks} with top_k {self.top_k}; every chosen block needs a "
             "slot: give at least top_k, or 0 for exactly top_k.",
+        )
+        _require(0 <= self.score_layer < 1024, f"config.score_layer is {self.score_layer}; allowed are 0 to 1023.")
+        _require(
+            0 <= self.refresh_steps <= 1 << 20,
+            f"config.refresh_steps is {self.refresh_steps}; allowed are 0 (never again) to {1 << 20}.",
+        )
+        _require(
+            0.0 <= self.reserve <= 1.0,
+            f"config.reserve is {self.reserve}; it is a share of the context's blocks, allowed are 0 to 1.",
         )
 
     @property
@@ -109,4 +139,21 @@ def check_fits(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
     _require(
         config.lookahead < shape.layers,
         f"config.lookahead is {config.lookahead}; {shape.name} has {shape.layers} layers.",
+    )
+    if config.policy == "shallow":
+        _check_shallow(shape, spec, blocks, config)
+
+
+def _check_shallow(shape: ModelShape, spec: SparseSpec, blocks: int, config: Config) -> None:
+    _require(
+        config.score_layer < shape.layers - 1,
+        f"config.score_layer is {config.score_layer} but a later layer must share its choice and {shape.name} has "
+        f"{shape.layers} layers; give a score_layer of at most {shape.layers - 2}.",
+    )
+    always = min(spec.forced, config.top_k)
+    kept, free = round(config.reserve * blocks), config.top_k - always
+    _require(
+        kept <= free,
+        f"config.reserve is {config.reserve}, {kept} of {blocks} blocks, but a top_k of {config.top_k} leaves {free} "
+        f"beside the {always} that are always chosen; lower the reserve or raise top_k.",
     )

@@ -14,9 +14,21 @@ from torch import Tensor
 from sparda.engine.config import Config
 from sparda.engine.partial import along
 from sparda.engine.policies import projections
+from sparda.engine.policies.nosa import by_query
+from sparda.engine.reference_scores import (
+    best_blocks,
+    forced,
+    lost,
+    pooled,
+    query_scores,
+    scorer_scores,
+    token_bias,
+    windows,
+)
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
 from sparda.engine.weights import DTYPES, Weights, rope_table
+from sparda.kernels.shallow_score import reserve_of
 
 
 @dataclass
@@ -34,6 +46,9 @@ class ReferenceDecoder:
     overlooked: float = 0.0
     basis: Tensor | None = None
     """InfiniGen's directions of the offloaded layers, fp32 [layers - 1, H, head_dim, R]."""
+    steps: int = 0
+    shared: Tensor | None = None
+    """``shallow``: block scores for all later layers, [B, blocks], as last taken."""
 
     @property
     def shape(self) -> ModelShape:
@@ -62,22 +77,25 @@ class ReferenceDecoder:
             q, k, v, *extra = heads.split([s.heads, s.kv_heads, s.kv_heads] + [s.kv_heads] * len(queries), 1)
             named = {n: self._rope(e, cos, sin) for n, e in zip(queries, extra, strict=True)}
             q, k = self._rope(q, cos, sin), self._rope(k, cos, sin)
+            keys = self._stored(windows(self.history[layer][0], self.spec))
             for name in ("forecast", "proxy"):
                 if name in named:
                     forecasts[layer + self.config.lookahead] = named[name]
-            if self.basis is not None and layer in forecasts:
-                scores, per_block = self._partial_scores(layer, forecasts[layer]), self.spec.block
-            else:
-                scores = self._scores(self._compressed(layer), q, forecasts.get(layer, named.get("current")))
-                per_block = self.spec.keys_per_block
+            selection = forecasts.get(layer, named.get("current"))
+            if self.basis is not None and selection is not None:
+                # A guess is scored against single tokens, in the directions kept.
+                kept = self.basis[layer - 1]
+                keys = self._stored(along(self.history[layer][0], kept))
+                selection = self._stored(along(selection, kept))
             old_k, old_v = self.history[layer]
             self.history[layer] = (torch.cat([old_k, k[:, :, None]], 2), torch.cat([old_v, v[:, :, None]], 2))
-            given = chosen[layer] if chosen else None
-            out = self._attend(layer, q, self._choose(scores, position, given, per_block))
+            seen = self._blocks(layer, position, h, q, keys, selection, chosen[layer] if chosen else None)
+            out = self._attend(layer, q, seen)
             delta = self._stored(out @ lw.output.float().T)
             x, h = self._norm(x, delta, lw.ffn_norm)
             gate, up = self._stored(h @ lw.gate_up.float().T).chunk(2, -1)
             delta = self._stored(self._stored(torch.nn.functional.silu(gate) * up) @ lw.down.float().T)
+        self.steps += 1
         x, h = self._norm(x, delta, w.final_norm)
         return h @ w.head.float().T
 
@@ -91,51 +109,74 @@ class ReferenceDecoder:
         c, s = cos[-1], sin[-1]
         return self._stored(torch.cat([a * c - b * s, b * c + a * s], -1))
 
-    def _compressed(self, layer: int) -> Tensor:
-        """Means over the windows complete before this token, [B, H, C, head_dim]."""
-        k = self.history[layer][0]
-        return self._stored(k.unfold(2, self.spec.kernel, self.spec.stride).mean(-1))
+    def _blocks(
+        self, layer: int, position: int, h: Tensor, q: Tensor, keys: Tensor, selection: Tensor | None,
+        given: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Boolean [B, H, blocks]: what a layer attends to; all blocks where it chooses none."""
+        spec, s, config = self.spec, self.shape, self.config
+        blocks = position // spec.block + 1
+        if config.policy == "dense" or (config.policy == "shallow" and layer <= config.score_layer):
+            if layer == config.score_layer and config.policy == "shallow":
+                self._share(h, q, keys, blocks)
+            return torch.ones(len(q), s.kv_heads, blocks, dtype=torch.bool, device=q.device)
+        if config.policy == "shallow":
+            return self._choose(forced(self._shared(blocks), spec), given)
+        guessed = self.basis is not None and selection is not None
+        per_block = spec.block if guessed else spec.keys_per_block
+        scores = pooled(query_scores(keys, q, selection, s), blocks, per_block)
+        if config.policy == "nosa":
+            return self._choose_both(scores, layer, position, given)
+        return self._choose(forced(scores, spec), given)
 
-    def _scores(self, keys: Tensor, q: Tensor, selection: Tensor | None) -> Tensor:
-        """[B, H, C]: selection query times key, or the group's softmax probabilities summed."""
-        if selection is not None:
-            return torch.einsum("bhd,bhcd->bhc", selection, keys)
-        s = self.shape
-        grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
-        logits: Tensor = torch.einsum("bhgd,bhcd->bhgc", grouped, keys) * s.head_dim**-0.5
-        return logits.softmax(-1).sum(2)
-
-    def _partial_scores(self, layer: int, guess: Tensor) -> Tensor:
-        """[B, H, T]: the guessed query times every earlier token's key, both along the directions kept."""
-        assert self.basis is not None
-        basis = self.basis[layer - 1]
-        keys = self._stored(along(self.history[layer][0], basis))
-        return torch.einsum("bhr,bhtr->bht", self._stored(along(guess, basis)), keys)
-
-    def _choose(self, scores: Tensor, position: int, given: Tensor | None, per: int) -> Tensor:
-        """Boolean [B, H, blocks]: forced blocks and the best others, max-pooled over all that touches a block.
-
-        ``per``: scores that begin in one block. The last before a block counts for it too.
-        """
-        spec, blocks = self.spec, position // self.spec.block + 1
-        count = scores.shape[-1]
-        pooled = torch.full((*scores.shape[:2], blocks), -torch.inf, device=scores.device)
-        for m in range(blocks):
-            low, high = max(0, per * m - 1), min(count, per * m + per)
-            if low < high:
-                pooled[..., m] = scores[..., low:high].amax(-1)
-        pooled[..., : spec.init_blocks] = torch.inf
-        pooled[..., max(0, blocks - 1 - spec.local_blocks) :] = torch.inf
-        count = min(self.config.top_k, blocks)
-        best = pooled.topk(count).indices
+    def _choose(self, scores: Tensor, given: Tensor | None) -> Tensor:
+        """The best top_k blocks; or ``given``, once it is noted how far from the best it is."""
+        count = min(self.config.top_k, scores.shape[-1])
         if given is None:
-            return torch.zeros_like(pooled, dtype=torch.bool).scatter_(-1, best, True)
+            return best_blocks(scores, count)
         assert bool((given.sum(-1) == count).all()), "not as many blocks chosen as top-k asks for"
-        worst_in = pooled.masked_fill(~given, torch.inf).amin(-1)
-        best_out = pooled.masked_fill(given, -torch.inf).amax(-1)
-        lost = (best_out - worst_in).clamp(min=0.0) / scores.std(-1)
-        self.overlooked = max(self.overlooked, float(lost.max()))
+        self.overlooked = max(self.overlooked, lost(scores, given))
         return given
+
+    def _choose_both(self, scores: Tensor, layer: int, position: int, given: Tensor | None) -> Tensor:
+        """NOSA: the best ``by_query`` blocks of the query's scores, the others by the biases of earlier tokens."""
+        spec, blocks = self.spec, scores.shape[-1]
+        bias = self._bias(layer)
+        assert bias is not None
+        by_bias = pooled(windows(bias[..., :position], spec), blocks, spec.keys_per_block)
+        query = forced(scores, spec)
+        count = min(by_query(self.config, spec), blocks)
+        if given is None:
+            named = best_blocks(query, count)
+        else:
+            # Of what was given the query must have named the best by its own scores.
+            named = best_blocks(query.masked_fill(~given, -torch.inf), count)
+            self.overlooked = max(self.overlooked, lost(query, named) if bool((named != given).any()) else 0.0)
+        return self._choose(forced(by_bias, spec).masked_fill(named, torch.inf), given)
+
+    def _share(self, h: Tensor, q: Tensor, keys: Tensor, blocks: int) -> None:
+        """Score the blocks for all later layers, in the steps that are due."""
+        every, scorer = self.config.refresh_steps, self.weights.scorer
+        assert scorer is not None
+        if self.steps == 0 or (every and self.steps % every == 0):
+            self.shared = scorer_scores(scorer, h, q, keys, blocks, self.shape, self.spec)
+
+    def _shared(self, blocks: int) -> Tensor:
+        """[B, H, blocks]: the shared scores; nothing is known of blocks that began after they were taken."""
+        assert self.shared is not None
+        batch, known = self.shared.shape
+        unknown = self.shared.new_full((batch, blocks - known), -torch.inf)
+        kept = reserve_of(batch, blocks, self.config.reserve).to(unknown.device)
+        scores = torch.cat([self.shared, unknown], -1).masked_fill(kept, torch.inf)
+        return scores[:, None].expand(-1, self.shape.kv_heads, -1)
+
+    def _bias(self, layer: int) -> Tensor | None:
+        """[B, H, T]: what NOSA adds to the logits of every token."""
+        eviction = self.weights.layers[layer].eviction
+        if self.config.policy != "nosa":
+            return None
+        assert eviction is not None
+        return token_bias(self.history[layer][1], eviction)
 
     def _attend(self, layer: int, q: Tensor, chosen: Tensor) -> Tensor:
         s = self.shape
@@ -143,6 +184,8 @@ class ReferenceDecoder:
         seen = chosen.repeat_interleave(self.spec.block, -1)[..., : k.shape[2]]
         grouped = q.view(len(q), s.kv_heads, s.group, s.head_dim)
         logits = torch.einsum("bhgd,bhtd->bhgt", grouped, k) * s.head_dim**-0.5
+        bias = self._bias(layer)
+        logits = logits if bias is None else logits + bias[:, :, None]
         logits = logits.masked_fill(~seen[:, :, None], -torch.inf)
         return self._stored(torch.einsum("bhgt,bhtd->bhgd", logits.softmax(-1), v)).flatten(1)
 

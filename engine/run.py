@@ -70,6 +70,15 @@ class Run:
         first = self.plan.shape.heads + self.names[source].index(name) * kv
         return self.queries[source][:, first : first + kv]
 
+    def scores_for(self, layer: int) -> Tensor:
+        """fp32 [1, B, H, M]: the scores that choose the blocks of ``layer``, its own or those it shares."""
+        return self.scores[self.scorer_of(layer)]
+
+    def scorer_of(self, layer: int) -> int:
+        """The layer whose scores choose the blocks of ``layer``: the only one that scores, or the layer itself."""
+        shared = self.plan.of_kind("shallow_score")
+        return layer_of(shared[0]) if shared else layer
+
 
 def layer_of(op: Op) -> int:
     """The layer of an operation that has one."""

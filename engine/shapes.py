@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from sparda.engine.errors import SpardaError
 
+SCORER_WIDTH = 256
+"""Hidden units of the block scorer of the policy ``shallow``."""
+
 VALUE_BYTES = (2, 4)
 """Bytes of a weight, an activation or a cached value: bf16, or fp32 where tokens must equal another fp32 program's."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,11 @@ from sparda.engine import admission
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.partial import PartialKeys, random_basis
-from sparda.engine.policies import kept_beside, resident_layers
+from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.prefill import Prefilled
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import DTYPES
+from sparda.kernels.eviction import bias_reference
 from sparda.kernels.prefetch import prefetch
 
 SEED_CTAS = 16
@@ -51,6 +52,9 @@ class LayerTier:
 
 class Tiers:
     """KV cache, maps and counters of a batch. ``capacity`` tokens per sequence are preallocated.
+
+    ``bias`` fp32 [L, B, H, tokens] and its compressed ``bias_keys`` [L, B, H, C]; without layers where the policy keeps
+    no biases.
 
     ``pool_rows`` below the exact number makes sequences alias the same pinned blocks: right for a benchmark, where
     the contents mean nothing, and said in its result; ``aliased`` tells. ``partial`` is there for policies that ask.
@@ -93,7 +97,10 @@ class Tiers:
         self.slot_of_block = ints(layers, batch, kv, self.blocks, fill=-1)
         keys = spec.compressed(self.blocks * spec.block)
         self.keys = torch.zeros(layers, batch, kv, keys, shape.head_dim, dtype=self.dtype, device=self.device)
-        self.partial = self._partial_keys() if "partial" in kept_beside(config) else None
+        self.partial = self._partial_keys() if "partial" in side_data(config) else None
+        biased = layers if "bias" in side_data(config) else 0
+        self.bias = torch.zeros(biased, batch, kv, self.blocks * spec.block, device=self.device)
+        self.bias_keys = torch.zeros(biased, batch, kv, keys, device=self.device)
         self.layers = tuple(self._layer(layer) for layer in range(layers))
         self.positions = ints(batch, fill=workload.context_tokens)
         self.step = ints(1)
@@ -129,16 +136,18 @@ class Tiers:
         rows = torch.zeros(size, dtype=self.dtype, device=self.device)
         return PartialKeys(random_basis(s, self.offloaded, self.device), rows)
 
-    def seed(self, seed: int = 0) -> None:
+    def seed(self, seed: int = 0, eviction: Sequence[tuple[Tensor, Tensor] | None] = ()) -> None:
         """Random KV for the whole context, compressed keys to match, and the blocks a prefill would leave resident.
 
         With an exact pool the contents depend on (seed, layer) alone, so every policy decodes the same history.
+        ``eviction``: each layer's weights (``LayerWeights.eviction``). Biases follow from them and the values; without
+        them, or with an aliased pool, they are random.
         """
         if self.aliased:
             self._seed_aliased(seed)
         else:
             for layer in range(self.shape.layers):
-                self._seed_layer(layer, seed)
+                self._seed_layer(layer, seed, eviction[layer] if eviction else None)
         self.reset_residents()
 
     def _seed_aliased(self, seed: int) -> None:
@@ -152,8 +161,10 @@ class Tiers:
             keys.normal_(0.0, 32**-0.5, generator=generator)
         if self.partial is not None:
             self.partial.rows.normal_(generator=generator)
+        for layer in range(len(self.bias)):
+            self._keep_bias(layer, self.bias[layer].uniform_(generator=generator))
 
-    def _seed_layer(self, layer: int, seed: int) -> None:
+    def _seed_layer(self, layer: int, seed: int, eviction: tuple[Tensor, Tensor] | None) -> None:
         generator = torch.Generator(device=self.device).manual_seed(seed * 1009 + layer)
         tier, spec = self.layers[layer], self.spec
         size = (self.workload.batch, self.shape.kv_heads, self.blocks, 2, spec.block, self.shape.head_dim)
@@ -167,6 +178,15 @@ class Tiers:
         tier.keys.copy_(windows.mean(-1)[:, :, : tier.keys.shape[2]].to(self.dtype))
         if self.partial is not None and layer >= self.whole:
             self.partial.fill(layer - self.whole, flat)
+        if len(self.bias):
+            random = torch.rand(self.bias[layer].shape, device=self.device, generator=generator)
+            known = bias_reference(history[:, :, :, 1].flatten(2, 3), *eviction) if eviction else random
+            self._keep_bias(layer, known)
+
+    def _keep_bias(self, layer: int, bias: Tensor) -> None:
+        self.bias[layer].copy_(bias)
+        windows = bias.unfold(2, self.spec.kernel, self.spec.stride)
+        self.bias_keys[layer].copy_(windows.mean(-1)[:, :, : self.bias_keys.shape[3]])
 
     def reset_residents(self) -> None:
         """Put each sequence back at its context length with forced blocks, then the oldest, in the slots."""

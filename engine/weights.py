@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparda.engine.errors import SpardaError
-from sparda.engine.shapes import ModelShape
+from sparda.engine.shapes import SCORER_WIDTH, ModelShape
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 """Type of weights, activations and cached values by ``ModelShape.value_bytes``."""
@@ -36,14 +36,31 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ScorerWeights:
+    """The block scorer of ``shallow``: output . GELU(hidden @ LayerNorm([hidden state; query * key]) + hidden_bias).
+
+    ``hidden`` [SCORER_WIDTH, d_model + kv_width], with LayerNorm's scale folded in; ``hidden_bias`` fp32
+    [SCORER_WIDTH], with its shift; ``output`` fp32 [SCORER_WIDTH]. No output bias: it would change no choice.
+    """
+
+    hidden: Tensor
+    hidden_bias: Tensor
+    output: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model: ``embed`` and ``head`` [vocab, d_model], ``final_norm`` [d_model]."""
+    """A whole model: ``embed`` and ``head`` [vocab, d_model], ``final_norm`` [d_model].
+
+    ``scorer``: for the policy ``shallow`` alone.
+    """
 
     shape: ModelShape
     embed: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     head: Tensor
+    scorer: ScorerWeights | None = None
 
     def projection(self, layer: int, queries: tuple[str, ...], lookahead: int = 1) -> Tensor:
         """Rows [Q, K, V, one head per KV head for each name in ``queries``] of a layer's fused projection.
@@ -126,7 +143,13 @@ def random_weights(shape: ModelShape, device: torch.device | str, seed: int = 0)
     )
     embed = torch.empty(shape.vocab, shape.d_model, dtype=dtype, device=device)
     embed.normal_(0.0, 0.1 * shape.scale_emb, generator=generator)
-    return Weights(shape, embed, layers, ones(shape.logit_scale), normal(shape.vocab, shape.d_model))
+    head = normal(shape.vocab, shape.d_model)
+    scorer = ScorerWeights(
+        hidden=normal(SCORER_WIDTH, shape.d_model + shape.kv_width),
+        hidden_bias=normal(1, SCORER_WIDTH, dtype=torch.float32)[0],
+        output=normal(1, SCORER_WIDTH, dtype=torch.float32)[0],
+    )
+    return Weights(shape, embed, layers, ones(shape.logit_scale), head, scorer)
 
 
 def rope_table(shape: ModelShape, positions: int, device: torch.device | str) -> tuple[Tensor, Tensor]:

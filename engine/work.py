@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import Work
-from sparda.engine.shapes import ModelShape, SparseSpec
+from sparda.engine.shapes import SCORER_WIDTH, ModelShape, SparseSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,32 @@ class Sizes:
             hbm_bytes=2 * keys * self.shape.head_dim * self.value + 4 * self.heads * self.blocks,
         )
 
+    def bias(self) -> Work:
+        """The newest token's bias, and the mean that every ``stride``-th token completes."""
+        head = self.shape.kv_heads * self.shape.kv_width
+        means = self.heads * (self.spec.kernel + 1) // self.spec.stride
+        return Work(
+            flops=2 * self.batch * head,
+            hbm_bytes=self.batch * self.shape.kv_width * self.value + 4 * (head + self.heads + means),
+        )
+
+    def shortlist(self) -> Work:
+        keys = self.heads * self.spec.compressed(self.workload.context_tokens)
+        return Work(hbm_bytes=8 * self.heads * self.blocks + 4 * keys)
+
+    def shallow_score(self) -> Work:
+        """The mean over the steps between two choices: in most of them the kernels look at the step and return."""
+        every = self.config.refresh_steps
+        if not every:
+            return Work(hbm_bytes=4)
+        s, b, width = self.shape, self.batch, SCORER_WIDTH
+        keys = self.heads * self.spec.compressed(self.workload.context_tokens) * s.head_dim
+        weights = width * (s.d_model + s.kv_width)
+        inputs = b * (s.d_model + s.q_width)
+        moved = (keys + weights + inputs) * self.value + 4 * self.heads * self.blocks
+        flops = 2 * b * width * (s.d_model + self.blocks * (s.kv_width + 1)) + keys
+        return Work(flops=flops // every, hbm_bytes=moved // every + 4)
+
     def select(self) -> Work:
         return Work(hbm_bytes=self.heads * (8 * self.blocks + 12 * self.config.slots + 8 * self.chosen))
 
@@ -87,6 +113,12 @@ class Sizes:
 
     def attention(self) -> Work:
         return self._attention(self.chosen)
+
+    def biased_attention(self) -> Work:
+        """Attention and one fp32 bias a token."""
+        plain = self.attention()
+        biases = self.heads * self.chosen * self.spec.block
+        return Work(flops=plain.flops + biases * self.shape.group, hbm_bytes=plain.hbm_bytes + 4 * biases)
 
     def dense_attention(self) -> Work:
         return self._attention(self.blocks)

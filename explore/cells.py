@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from sparda.calibrate.cases import KNOBS, config_of, workload_of
 from sparda.calibrate.store import Row
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import OF_SHALLOW, Config, Workload
 
 TOLERANCE = 0.03
 """A chosen configuration is confirmed when its measured step takes at most 3 % longer than the best measured."""
@@ -33,7 +33,8 @@ def cell_key(workload: Workload) -> tuple[int, int, float]:
 
 def _same(a: Config, b: Config) -> bool:
     """Whether two configurations run the same: ``resident_blocks`` 0 and top_k are one setting."""
-    return a.slots == b.slots and all(getattr(a, k) == getattr(b, k) for k in KNOBS[:-1])
+    knobs = KNOBS[:-1] + (OF_SHALLOW if a.policy == "shallow" else ())
+    return a.slots == b.slots and all(getattr(a, k) == getattr(b, k) for k in knobs)
 
 
 @dataclass(frozen=True, slots=True)

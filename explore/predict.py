@@ -138,7 +138,7 @@ def prediction_label(config: Config) -> str:
     )
 
 
-def config_dict(config: Config) -> dict[str, int | str]:
+def config_dict(config: Config) -> dict[str, int | float | str]:
     """The configuration as plain values, keyed as rows and scenario files key it."""
     plain: Mapping[str, object] = to_plain(config)
-    return {k: v for k, v in plain.items() if isinstance(v, int | str)}
+    return {k: v for k, v in plain.items() if isinstance(v, int | float | str)}

@@ -34,9 +34,9 @@ def _product(a: tl.tensor, b: tl.tensor, DOT: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _attend(
-    q: tl.tensor, cache: tl.tensor, chosen: tl.tensor, first: tl.tensor, last: tl.tensor, count: tl.tensor,
-    tail: tl.tensor, scale: tl.tensor, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
-    DOT: tl.constexpr, TABLE: tl.constexpr,
+    q: tl.tensor, cache: tl.tensor, chosen: tl.tensor, block_of_slot: tl.tensor, bias: tl.tensor, first: tl.tensor,
+    last: tl.tensor, count: tl.tensor, tail: tl.tensor, scale: tl.tensor, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    D: tl.constexpr, STAGES: tl.constexpr, DOT: tl.constexpr, TABLE: tl.constexpr, BIASED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Softmax over the entries [first, last) of one head: its maximum (log2 units), sum and weighted values."""
     tokens = tl.arange(0, BLOCK)
@@ -51,7 +51,15 @@ def _attend(
         k = tl.load(rows + tokens[None, :] * D + dims[:, None])
         # Rows past the newest token were never written: a NaN there would survive a weight of zero, so load zeros.
         v = tl.load(rows + BLOCK * D + tokens[:, None] * D + dims[None, :], mask=tokens[:, None] < length, other=0.0)
-        scores = tl.where(tokens[None, :] < length, _product(q, k, DOT) * scale, float("-inf"))
+        scores = _product(q, k, DOT) * scale
+        if BIASED:
+            # The bias is added to the scaled product, as in the definition (q.k / sqrt(D) + c). NOSA's public decode
+            # kernel adds it before the scaling and so divides it by sqrt(D) too, unlike its own prefill.
+            place = tl.load(block_of_slot + slot) * BLOCK + tokens
+            shift = tl.load(bias + place, mask=tokens < length, other=0.0)
+            # Scores are powers of two: log2(e) is part of the scale.
+            scores += shift[None, :] * 1.4426950408889634
+        scores = tl.where(tokens[None, :] < length, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         shrink = tl.exp2(top - new_top)
         weights = tl.exp2(scores - new_top[:, None])
@@ -64,10 +72,10 @@ def _attend(
 @triton.jit
 def _block_attention_kernel(
     q: tl.tensor, cache: tl.tensor, chosen_slots: tl.tensor, chosen_count: tl.tensor, positions: tl.tensor,
-    out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, heads: tl.tensor,
-    slots: tl.tensor, top_k: tl.tensor, splits: tl.tensor, scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr, SINGLE: tl.constexpr, DOT: tl.constexpr,
-    TABLE: tl.constexpr, PDL: tl.constexpr,
+    block_of_slot: tl.tensor, bias: tl.tensor, out: tl.tensor, partial: tl.tensor, stats: tl.tensor, q_row: tl.tensor,
+    q_head: tl.tensor, heads: tl.tensor, slots: tl.tensor, top_k: tl.tensor, tokens: tl.tensor, splits: tl.tensor,
+    scale: tl.tensor, G: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr, STAGES: tl.constexpr,
+    SINGLE: tl.constexpr, DOT: tl.constexpr, TABLE: tl.constexpr, BIASED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -89,9 +97,13 @@ def _block_attention_kernel(
     queries = tl.load(q_rows[:, None] + dims[None, :], mask=real[:, None], other=0.0)
     cache += owner * slots * (2 * BLOCK * D)
     chosen_slots += owner * top_k
+    if BIASED:
+        block_of_slot += owner * slots
+        bias += owner * tokens
     top, total, acc = _attend(
-        queries, cache, chosen_slots, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES, DOT, TABLE
-    )
+        queries, cache, chosen_slots, block_of_slot, bias, first, last, count, tail, scale, ROWS, BLOCK, D, STAGES,
+        DOT, TABLE, BIASED,
+    )  # fmt: skip
     if SINGLE:
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
@@ -178,17 +190,49 @@ def dense_attention(
     _launch(q, cache, positions, positions, positions, out, partial, stats, splits, group, table=False)
 
 
+def biased_attention(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    chosen_slots: torch.Tensor,
+    chosen_count: torch.Tensor,
+    positions: torch.Tensor,
+    block_of_slot: torch.Tensor,
+    bias: torch.Tensor,
+    out: torch.Tensor,
+    partial: torch.Tensor,
+    stats: torch.Tensor,
+    *,
+    splits: int,
+) -> None:
+    """As ``block_attention``, with a bias for each token and KV head added to the logits of q . k / sqrt(D).
+
+    block_of_slot: [B, H, S] int32, the block in each slot. bias: [B, H, T] fp32 by position; block m's begin at
+    m * block. T covers every chosen block's tokens up to ``positions[b]``.
+
+    Raises ValueError as ``block_attention`` does.
+    """
+    others = {"chosen_slots": chosen_slots, "chosen_count": chosen_count, "positions": positions, "bias": bias}
+    others |= {"block_of_slot": block_of_slot, "out": out, "partial": partial, "stats": stats}
+    group = _check(q, cache, splits, others)
+    _launch(
+        q, cache, chosen_slots, chosen_count, positions, out, partial, stats, splits, group, table=True,
+        biases=(block_of_slot, bias),
+    )  # fmt: skip
+
+
 def _launch(
     q: torch.Tensor, cache: torch.Tensor, chosen_slots: torch.Tensor, chosen_count: torch.Tensor,
     positions: torch.Tensor, out: torch.Tensor, partial: torch.Tensor, stats: torch.Tensor, splits: int, group: int,
-    *, table: bool,
+    *, table: bool, biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:  # fmt: skip
+    """``biases``: block_of_slot and bias; without them the kernel is compiled without."""
     batch, heads, slots, _, block, head_dim = cache.shape
     scale = math.log2(math.e) / math.sqrt(head_dim)
-    sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[-1], splits, scale)
+    block_of_slot, bias = biases or (positions, stats)
+    sizes = (q.stride(0), q.stride(1), heads, slots, chosen_slots.shape[-1], bias.shape[-1], splits, scale)
     compiled = isinstance(_block_attention_kernel, triton.runtime.JITFunction)
     _block_attention_kernel[(splits, batch * heads)](
-        q, cache, chosen_slots, chosen_count, positions, out, partial, stats, *sizes,
+        q, cache, chosen_slots, chosen_count, positions, block_of_slot, bias, out, partial, stats, *sizes,
         G=group,
         ROWS=max(16, triton.next_power_of_2(group)),
         BLOCK=block,
@@ -198,6 +242,7 @@ def _launch(
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
         DOT=tl.bfloat16 if compiled and cache.dtype == torch.bfloat16 else tl.float32,
         TABLE=table,
+        BIASED=biases is not None,
         num_warps=4,
         **dependent(q),
     )  # fmt: skip
@@ -226,8 +271,10 @@ def block_attention_reference(
     chosen_slots: torch.Tensor,
     chosen_count: torch.Tensor,
     positions: torch.Tensor,
+    block_of_slot: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Dense fp32 attention over the gathered tokens: [B, Hq, D] fp32; inputs as for ``block_attention``."""
+    """Dense fp32 attention over the gathered tokens: [B, Hq, D] fp32; inputs as for ``biased_attention``."""
     batch, heads, _, _, block, head_dim = cache.shape
     queries = q.float().reshape(batch, heads, -1, head_dim)
     out = torch.empty_like(queries)
@@ -236,7 +283,11 @@ def block_attention_reference(
             tokens = (count - 1) * block + position % block + 1
             chosen = cache[b, h, chosen_slots[b, h, :count].long()].float()
             keys, values = (chosen[:, half].reshape(-1, head_dim)[:tokens] for half in (0, 1))
-            out[b, h] = torch.softmax(queries[b, h] @ keys.T / math.sqrt(head_dim), dim=-1) @ values
+            logits = queries[b, h] @ keys.T / math.sqrt(head_dim)
+            if bias is not None and block_of_slot is not None:
+                at = block_of_slot[b, h, chosen_slots[b, h, :count].long()].long()[:, None] * block
+                logits += bias[b, h, (at + torch.arange(block, device=at.device)).flatten()[:tokens]]
+            out[b, h] = torch.softmax(logits, dim=-1) @ values
     return out.reshape(batch, -1, head_dim)
 
 
@@ -263,6 +314,8 @@ def _check(q: torch.Tensor, cache: torch.Tensor, splits: int, others: dict[str, 
         "chosen_slots": ((batch, heads, table.shape[-1] if table is not None else 0), torch.int32),
         "chosen_count": ((batch, heads), torch.int32),
         "positions": ((batch,), torch.int32),
+        "block_of_slot": (tuple(cache.shape[:3]), torch.int32),
+        "bias": ((batch, heads, others["bias"].shape[-1] if "bias" in others else 0), torch.float32),
         "out": (tuple(q.shape), cache.dtype),
         "partial": ((batch, heads, splits, group, head_dim), torch.float32),
         "stats": ((batch, heads, splits, group, 2), torch.float32),

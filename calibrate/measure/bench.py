@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.store import Row, Store, Value
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import OF_SHALLOW, Config, Workload
 from sparda.engine.decoder import Decoder
-from sparda.engine.policies import make_plan, resident_layers
+from sparda.engine.policies import make_plan, resident_layers, side_data
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers, new_pool
 from sparda.engine.trace import rotating_trace
@@ -58,7 +58,7 @@ class Bench:
         self.store, self.session, self.shape, self.clock, self.seed = store, session, shape, clock, seed
         self.spec = SparseSpec()
         self.device = torch.device("cuda")
-        self._tiers: dict[tuple[int, int, int, int], Tiers] = {}
+        self._tiers: dict[tuple[int, int, int, int, tuple[str, ...]], Tiers] = {}
         self._known = {r.key for r in store.rows()}
 
     @cached_property
@@ -84,7 +84,7 @@ class Bench:
         Others are given back first, unless ``beside`` asks to keep them too.
         """
         whole = resident_layers(config, self.shape.layers)
-        key = (workload.batch, workload.context_tokens, config.slots, whole)
+        key = (workload.batch, workload.context_tokens, config.slots, whole, side_data(config))
         if key not in self._tiers:
             if not beside:
                 self.release()
@@ -144,4 +144,5 @@ class Bench:
 
 def step_case(workload: Workload, config: Config) -> dict[str, Value]:
     """The conditions of a whole step: everything that was stated and everything that was turned."""
-    return {**asdict(workload), **asdict(config)}
+    unread = () if config.policy == "shallow" else OF_SHALLOW
+    return {**asdict(workload), **{k: v for k, v in asdict(config).items() if k not in unread}}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sparda.engine.kinds import attention, copies, gather, model, partial, selection
+from sparda.engine.kinds import attention, copies, eviction, gather, model, partial, selection, shallow
 from sparda.engine.lanes import Binding
 from sparda.engine.run import Run
 
-MODULES: tuple[ModuleType, ...] = (model, attention, selection, copies, partial, gather)
+MODULES: tuple[ModuleType, ...] = (model, attention, selection, copies, partial, gather, eviction, shallow)
 
 
 def bindings(run: Run) -> dict[str, Binding]:

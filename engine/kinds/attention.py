@@ -1,4 +1,4 @@
-"""Attention over chosen blocks, through the block table, and over all blocks."""
+"""Attention over chosen blocks, through the block table, with and without biases, and over all blocks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 from sparda.engine.lanes import Binding
 from sparda.engine.plan import Op
 from sparda.engine.run import Run, layer_of
-from sparda.kernels.attention import attention_splits, block_attention, dense_attention
+from sparda.kernels.attention import attention_splits, biased_attention, block_attention, dense_attention
 
-KINDS = ("attention", "dense_attention")
+KINDS = ("attention", "biased_attention", "dense_attention")
 
 
 def bind(run: Run) -> Mapping[str, Binding]:
-    """Bindings with scratch for both kinds of attention."""
+    """Bindings with scratch for every kind of attention."""
     s, t, batch = run.plan.shape, run.tiers, run.plan.workload.batch
     chosen_splits = attention_splits(t.heads, run.plan.config.top_k, run.sms)
     dense_splits = attention_splits(t.heads, t.blocks, run.sms)
@@ -45,6 +45,21 @@ def bind(run: Run) -> Mapping[str, Binding]:
             splits=chosen_splits,
         )
 
+    def biased(op: Op) -> None:
+        layer = layer_of(op)
+        biased_attention(
+            run.queries[layer][:, : s.heads],
+            t.layers[layer].cache,
+            run.chosen_slots[layer],
+            run.chosen_count[layer],
+            t.positions,
+            t.layers[layer].block_of_slot,
+            t.bias[layer],
+            run.attended,
+            *scratch(chosen_splits),
+            splits=chosen_splits,
+        )
+
     def dense(op: Op) -> None:
         layer = layer_of(op)
         dense_attention(
@@ -56,4 +71,4 @@ def bind(run: Run) -> Mapping[str, Binding]:
             splits=dense_splits,
         )
 
-    return {"attention": attention, "dense_attention": dense}
+    return {"attention": attention, "biased_attention": biased, "dense_attention": dense}

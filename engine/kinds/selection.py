@@ -48,7 +48,7 @@ def bind(run: Run) -> Mapping[str, Binding]:
         layer = layer_of(op)
         tier = t.layers[layer]
         select_blocks(
-            run.trace.scores if run.trace else run.scores[layer],
+            run.trace.scores if run.trace else run.scores_for(layer),
             t.step,
             t.positions,
             tier.block_of_slot,
@@ -60,7 +60,7 @@ def bind(run: Run) -> Mapping[str, Binding]:
             run.miss_dst[layer],
             t.miss_count[layer : layer + 1],
             tier.victims,
-            phase=run.trace.phase(layer) if run.trace else 0,
+            phase=run.trace.phase(run.scorer_of(layer)) if run.trace else 0,
             top_k=run.plan.config.top_k,
             init_blocks=spec.init_blocks,
             local_blocks=spec.local_blocks,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from sparda.engine.config import Config, Workload, check_fits
 from sparda.engine.plan import Plan
-from sparda.engine.policies import dense, infinigen, sparda, sparse
+from sparda.engine.policies import dense, infinigen, nosa, shallow, sparda, sparse
 from sparda.engine.policies.base import Policy
 from sparda.engine.shapes import ModelShape, SparseSpec
 
-REGISTRY: dict[str, Policy] = {
-    p.name: p for p in (*dense.POLICIES, *sparse.POLICIES, *sparda.POLICIES, *infinigen.POLICIES)
-}
+_MODULES = (dense, sparse, sparda, infinigen, nosa, shallow)
+
+REGISTRY: dict[str, Policy] = {p.name: p for module in _MODULES for p in module.POLICIES}
 
 
 def make_plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config) -> Plan:
@@ -29,6 +29,6 @@ def projections(config: Config, layer: int, layers: int) -> tuple[str, ...]:
     return REGISTRY[config.policy].queries(config, layer, layers)
 
 
-def kept_beside(config: Config) -> tuple[str, ...]:
+def side_data(config: Config) -> tuple[str, ...]:
     """What is kept of every token besides its key and value: see ``Policy.side``."""
     return REGISTRY[config.policy].side

@@ -20,8 +20,8 @@ class Policy:
     ``queries(config, layer, layers)``: selection queries that a layer's fused projection emits after Q, K and V, one
     head per KV head each: ``forecast`` and ``proxy`` are scored against the layer ``lookahead`` ahead, ``current``
     against the layer itself.
-    ``side``: what is kept of every token besides its key and value: ``partial`` (InfiniGen's partial keys), ``bias``
-    (NOSA's eviction head).
+    ``side``: what is kept of every token besides its key and value, always on the GPU: ``partial`` (InfiniGen's partial
+    keys), ``bias`` (NOSA's eviction head).
     """
 
     name: str

@@ -48,9 +48,10 @@ class StepBuilder:
     def fetch(self, layer: int, stream: str, after: int) -> int:
         return self.ops.add("prefetch", self.sizes.prefetch(), layer=layer, stream=stream, after=[after])
 
-    def attend(self, layer: int, after: list[int]) -> None:
-        """Attention over the chosen blocks once ``after`` is done, output projection, feed-forward."""
-        self.ops.add("attention", self.sizes.attention(), layer=layer, after=after)
+    def attend(self, layer: int, after: list[int], kind: str = "attention") -> None:
+        """Attention (also ``biased_attention``) over the chosen blocks once ``after`` is done, then all after it."""
+        work = self.sizes.attention() if kind == "attention" else self.sizes.biased_attention()
+        self.ops.add(kind, work, layer=layer, after=after)
         self._close(layer)
 
     def attend_densely(self, layer: int) -> None:

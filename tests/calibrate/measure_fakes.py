@@ -109,7 +109,7 @@ class FakeTiers(Tiers):
         self.seeded = self.resets = 0
         gpu.tiers.append(self)
 
-    def seed(self, seed: int = 0) -> None:
+    def seed(self, seed: int = 0, eviction: object = ()) -> None:
         self.seeded += 1
         self.reset_residents()
 

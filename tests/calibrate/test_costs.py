@@ -11,13 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparda.calibrate.costs import ALIASES, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth, interpolate
-from sparda.engine.config import Config, Workload
+from sparda.calibrate.profile import load_profile
+from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Op, Plan, Work
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.sim.costs import Machine
 
+SHAPE = MODELS["minicpm4.1-8b"]
+DENSE_KINDS = (
+    "embed", "norm", "qkv", "append", "dense_attention", "oproj", "ffn_norm", "gateup", "silu", "down", "final_norm",
+    "lm_head", "sample",
+)  # fmt: skip
 MACHINE = Machine("none.measured", "NVIDIA None", 132, 4000.0, 50.0, 52.0, 1 << 37, 1 << 38)
 
 times = st.floats(0.1, 1e6)
@@ -75,6 +81,27 @@ def test_a_kernel_is_as_fast_as_measured_at_the_best(
     assert cost.at(batch, second, hbm_bytes * 2) >= took
     beyond = cost.at(batch, second, 2 * most)
     assert cost.at(batch, second, 6 * most) == pytest.approx(3 * beyond)
+
+
+def test_a_kind_that_was_not_measured_is_an_error_that_says_what_was() -> None:
+    kernels = {kind: KernelCost("", (1.0,), (0.0,), ((100.0,),), ((1e15,),)) for kind in DENSE_KINDS}
+    costs = FittedCosts(MACHINE, Fitted(kernels, (), {}, 0.0, ((1, 0.0),), ((1, 0.0),), 0.0))
+    plans = {p: make_plan(SHAPE, SparseSpec(), Workload(), Config(p)) for p in ("dense", "nosa")}
+    assert all(costs.alone_ns(op, plans["dense"]) == 100.0 for op in plans["dense"])
+    (bias, *_) = plans["nosa"].of_kind("bias")
+    with pytest.raises(SpardaError) as error:
+        costs.alone_ns(bias, plans["nosa"])
+    for words in ("none.measured has no measured cost for 'bias'", "policy 'nosa'", ", ".join(DENSE_KINDS), "(dense)"):
+        assert words in str(error.value)
+
+
+def test_only_policies_whose_every_kind_was_measured_can_be_priced() -> None:
+    shipped = load_profile("h200-sxm.measured").costs
+    plan = make_plan(SHAPE, SparseSpec(), Workload(), Config())
+    assert set(shipped.policies(plan)) >= {"sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident"}
+    for policy in POLICIES:
+        kinds = {op.kind for op in make_plan(SHAPE, SparseSpec(), Workload(), Config(policy))} - {"prefetch"}
+        assert (policy in shipped.policies(plan)) == (kinds <= set(shipped.fitted.kernels))
 
 
 def test_more_bytes_than_the_table_knows_take_longer_in_proportion_and_fewer_no_less() -> None:

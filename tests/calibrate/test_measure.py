@@ -11,21 +11,23 @@ import pytest
 
 pytest.importorskip("triton", reason="measuring needs torch and triton")
 
+from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.costs import IN_ORDER, LAYER
 from sparda.calibrate.fit import calibrate, fit
 from sparda.calibrate.measure import corun, kernels
+from sparda.calibrate.measure.bench import step_case
 from sparda.calibrate.measure.copies import CTAS, DEFAULT, FEWER_CTAS, OTHERS
 from sparda.calibrate.measure.run import PARTS, main_measure
 from sparda.calibrate.profile import SHIPPED
 from sparda.calibrate.store import Row, Store, grouped
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import OF_SHALLOW, Config, Workload
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import SparseSpec
 from tests.calibrate.fake_cuda import GRAPH_US
 from tests.calibrate.measure_fakes import FLOOR_US, HBM_GB_S, SHAPE, START_US, Gpu, install, link_gb_s
 
 COPY = {"ctas", "warps", "stages", "chunk_bytes"}
-STEP = {*asdict(Workload()), *asdict(Config())}
+STEP = {*asdict(Workload()), *asdict(Config())} - {*OF_SHALLOW}
 BESIDE = len(CTAS) + len(OTHERS) * len(FEWER_CTAS)
 
 
@@ -172,3 +174,12 @@ def test_measuring_again_repeats_nothing_and_needs_no_time(session: Session, bud
     assert (again["rows"], again["ended"]) == ({}, "complete")
     assert len(session.gpu.replayed) == replayed
     assert {p: p.read_text() for p in session.folder.glob("rows/*")} == text
+
+
+def test_the_case_of_a_step_reads_back_and_names_a_value_only_where_its_policy_reads_it() -> None:
+    workload = Workload(4, 65536, 0.03)
+    for config in (Config("sparse"), Config("shallow", score_layer=3, refresh_steps=0, reserve=0.02)):
+        case = step_case(workload, config)
+        assert (OF_SHALLOW[0] in case) == (config.policy == "shallow")
+        row = Row("step", config.policy, "s", "", case, (1.0,))
+        assert (workload_of(row), config_of(row)) == (workload, config)

@@ -28,7 +28,7 @@ LENGTHS = [1, 7, 8, 15, 16, 63, 64, 150, 191, 192, 200]
 
 
 def tiers_of(policy: str = "sparda", resident: int = 0, pool: torch.Tensor | None = None) -> Tiers:
-    config = Config(policy, top_k=6, resident_blocks=resident)
+    config = Config(policy, top_k=6, resident_blocks=resident, score_layer=1)
     return Tiers(SHAPE, SPEC, Workload(3, CAPACITY, 0.0), config, "cpu", capacity=CAPACITY, pool=pool)
 
 

@@ -19,6 +19,7 @@ from sparda.engine import room
 from sparda.engine.batch import Batch, Generation
 from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
+from sparda.engine.prefill import prefill
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import Weights, random_weights
 
@@ -42,17 +43,22 @@ def batch_of(rows: int = 2, capacity: int = 128, config: Config = CONFIG, stop: 
     return Batch(weights(), config, rows=rows, capacity=capacity, spec=SPEC, stop=stop)
 
 
+def config_of(policy: str) -> Config:
+    """A shallow choice depends on the row's reserve and on the common step; without either on the sequence alone."""
+    return Config(policy, top_k=4, score_layer=0, refresh_steps=0, reserve=0.0)
+
+
 @functools.cache
 def alone(length: int, max_new: int, policy: str = "sparda") -> list[int]:
     """What a prompt becomes in a batch of the same shape that it has to itself."""
-    generation = batch_of(config=Config(policy, top_k=4)).generate([range(3, 3 + length)], max_new)[0]
+    generation = batch_of(config=config_of(policy)).generate([range(3, 3 + length)], max_new)[0]
     assert generation.reason == "length"
     return generation.tokens
 
 
-@pytest.mark.parametrize("policy", ["sparda", "sparse", "dense"])
+@pytest.mark.parametrize("policy", ["sparda", "sparse", "dense", "nosa", "shallow"])
 def test_sequences_of_different_lengths_get_the_tokens_that_each_gets_alone(policy: str) -> None:
-    found = batch_of(config=Config(policy, top_k=4)).generate([LONG, SHORT], 5)
+    found = batch_of(config=config_of(policy)).generate([LONG, SHORT], 5)
     assert [g.tokens for g in found] == [alone(109, 5, policy), alone(14, 5, policy)]
     assert [g.reason for g in found] == ["length", "length"]
 
@@ -62,6 +68,24 @@ def test_host_memory_gives_the_tokens_of_the_cache_that_is_wholly_on_the_gpu() -
     twin = batch_of(config=Config("sparda-resident", top_k=4))
     assert batch.generate([LONG, SHORT], 6) == twin.generate([LONG, SHORT], 6)
     assert int(batch.tiers.miss_total[1]) > 0
+
+
+@pytest.mark.parametrize("policy", ["nosa", "shallow"])
+def test_a_prompt_in_a_row_that_others_had_gets_the_tokens_it_gets_alone(policy: str) -> None:
+    found = batch_of(rows=1, config=config_of(policy)).generate([OTHER, LONG], 5)
+    assert found[1].tokens == alone(109, 5, policy)
+
+
+def test_the_biases_of_a_prompt_are_those_of_its_values() -> None:
+    batch = batch_of(config=config_of("nosa"))
+    row = batch.admit(LONG, 2)
+    eviction, values = weights().layers[1].eviction, prefill(weights(), torch.tensor(LONG)).values[1, 0].float()
+    assert eviction is not None
+    scale, head = eviction
+    bias = scale * torch.nn.functional.softplus(values @ head[0])
+    torch.testing.assert_close(batch.tiers.bias[1, row, 0, :109], bias)
+    torch.testing.assert_close(batch.tiers.bias_keys[1, row, 0, 25], bias[100:108].mean())
+    assert SPEC.compressed(109) == 26
 
 
 def test_a_row_that_is_given_to_another_prompt_in_mid_flight_leaves_the_others_tokens_alone() -> None:

@@ -34,6 +34,10 @@ SPEC = SparseSpec()
         (lambda: Config(prefetch_warps=3), r"config\.prefetch_warps is 3; allowed are 1, 2, 4, 8"),
         (lambda: Config(prefetch_stages=13), r"config\.prefetch_stages is 13"),
         (lambda: Config(top_k=96, resident_blocks=95), r"config\.resident_blocks is 95 with top_k 96"),
+        (lambda: Config(score_layer=-1), r"config\.score_layer is -1; allowed are 0 to"),
+        (lambda: Config(refresh_steps=-1), r"config\.refresh_steps is -1; allowed are 0 \(never again\) to"),
+        (lambda: Config(reserve=1.01), r"config\.reserve is 1\.01; it is a share .* 0 to 1"),
+        (lambda: Config(reserve=float("nan")), r"config\.reserve is nan"),
         (lambda: SparseSpec(kernel=48), "kernel 48, stride 16"),
         (lambda: model_named("gpt"), r"unknown model 'gpt'; known models: .*minicpm4\.1-8b"),
     ],
@@ -51,6 +55,12 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(make: Callable[[], o
         (Workload(context_tokens=640), Config(top_k=9), "top_k is 9 but 10 of the 10 blocks of 640 tokens"),
         (Workload(context_tokens=640), Config(top_k=11), "top_k is 11 but a context of 640 tokens has 10 blocks"),
         (Workload(context_tokens=131073), Config(), "context_tokens is 131073; .* reaches 131072"),
+        (Workload(), Config("shallow", score_layer=31), "score_layer is 31 .* 32 layers; give .* at most 30"),
+        (
+            Workload(),
+            Config("shallow", reserve=0.031),
+            "reserve is 0.031, 63 of 2048 blocks, but a top_k of 96 leaves 62 beside the 34",
+        ),
     ],
 )
 def test_a_combination_that_cannot_be_is_refused_with_both_values(
@@ -69,6 +79,11 @@ def test_lookahead_stays_below_the_number_of_layers() -> None:
 @pytest.mark.parametrize(("context", "top_k"), [(4096, 34), (4096, 64), (2176, 34), (2112, 33), (640, 10), (1, 1)])
 def test_the_bounds_themselves_fit_in_short_contexts_too(context: int, top_k: int) -> None:
     check_fits(SHAPE, SPEC, Workload(context_tokens=context), Config(top_k=top_k))
+
+
+def test_what_shallow_alone_reads_troubles_no_other_policy() -> None:
+    check_fits(SHAPE, SPEC, Workload(), Config("sparse", score_layer=31, reserve=1.0))
+    check_fits(SHAPE, SPEC, Workload(), Config("shallow", score_layer=30, reserve=0.03))
 
 
 def test_resident_blocks_left_at_zero_are_as_many_as_top_k() -> None:

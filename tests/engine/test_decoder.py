@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.decoder import Decoder
+from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Op
-from sparda.engine.policies import make_plan
+from sparda.engine.policies import make_plan, resident_layers
 from sparda.engine.reference import ReferenceDecoder, chosen_blocks, history_of
 from sparda.engine.run import layer_of
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -57,10 +58,14 @@ CASES = [
     ("sparda-resident", 1, 2),
     ("sparda-resident", 2, 1),
     ("infinigen", 1, 2),
+    ("nosa", 1, 2),
+    ("shallow", 1, 2),
+    ("dense", 1, 2),
 ]
 """(policy, lookahead, batch)"""
 
-OFFLOADING = [case for case in CASES if not case[0].endswith("resident")]
+RESIDENT = ("dense", "sparse-resident", "sparda-resident")
+OFFLOADING = [case for case in CASES if case[0] not in RESIDENT]
 
 
 @dataclass
@@ -81,17 +86,23 @@ def weights() -> Weights:
     return random_weights(SHAPE, "cpu", seed=1)
 
 
+def config_of(policy: str, lookahead: int, **turned: float) -> Config:
+    """Layer 0 scores where one layer scores for all, anew in every second step; two of twelve blocks in reserve."""
+    own = {"score_layer": 0, "refresh_steps": 2, "reserve": 0.15, **turned}
+    return replace(Config(policy, top_k=6, lookahead=lookahead), **own)  # type: ignore[arg-type]
+
+
 def decoder_of(config: Config, batch: int) -> Decoder:
     workload = Workload(batch, CONTEXT, 0.0)
     tiers = Tiers(SHAPE, SPEC, workload, config, "cpu", capacity=CONTEXT + 32)
-    tiers.seed(3)
+    tiers.seed(3, [w.eviction for w in weights().layers])
     return Decoder(make_plan(SHAPE, SPEC, workload, config), weights(), tiers)
 
 
 @functools.cache
-def run(policy: str, lookahead: int, batch: int) -> Run:
+def run(policy: str, lookahead: int, batch: int, resident: int = 0) -> Run:
     """Steps of the engine and, on the engine's choice of blocks, of the reference."""
-    config, done = Config(policy, top_k=6, lookahead=lookahead), Run()
+    config, done = config_of(policy, lookahead, resident_blocks=resident), Run()
     decoder = decoder_of(config, batch)
     tiers = decoder.tiers
     basis = tiers.partial.basis if tiers.partial else None
@@ -154,7 +165,7 @@ def test_every_token_reaches_host_memory_past_a_full_block_too(policy: str, look
 @pytest.mark.parametrize(("policy", "lookahead", "batch"), CASES)
 def test_only_layers_in_host_memory_fetch(policy: str, lookahead: int, batch: int) -> None:
     misses = run(policy, lookahead, batch).misses
-    whole = 3 if policy.endswith("resident") else max(1, lookahead)
+    whole = resident_layers(config_of(policy, lookahead), 3)
     assert misses[:whole] == [0] * whole
     assert all(count > 0 for count in misses[whole:])
 
@@ -217,11 +228,39 @@ def test_fetching_from_host_memory_gives_the_very_bits_of_the_resident_cache(
     assert all(map(torch.equal, run(policy, lookahead, batch).logits, twin.logits))
 
 
+@pytest.mark.parametrize("policy", ["nosa", "shallow"])
+def test_fetching_what_is_missing_gives_the_very_bits_of_slots_for_all_blocks(policy: str) -> None:
+    few, all_blocks = run(policy, 1, 2), run(policy, 1, 2, resident=40)
+    assert all_blocks.misses == [0, 0, 0]
+    assert all(map(torch.equal, few.logits, all_blocks.logits))
+
+
+def test_a_layer_that_shares_a_choice_has_the_same_blocks_for_every_head_and_layer() -> None:
+    decoder = decoder_of(config_of("shallow", 1), 2)
+    decoder.step()
+    _, one, other = chosen_blocks(decoder.tiers, decoder.chosen_slots, decoder.chosen_count)
+    assert torch.equal(one, other)
+    assert torch.equal(one[:, 0], one[:, 1])
+    assert not torch.equal(one[0], one[1])
+
+
 @pytest.mark.parametrize(
-    ("policy", "lookahead"), [(p, a) for p in POLICIES for a in (0, 1, 2) if p != "infinigen" or a == 1]
+    ("policy", "says"),
+    [("nosa", "layer 2 of tiny has no eviction head"), ("shallow", "tiny was loaded without a block scorer")],
 )
+def test_weights_that_a_policy_needs_and_the_model_lacks_are_named(policy: str, says: str) -> None:
+    *first, last = weights().layers
+    poorer = replace(weights(), layers=(*first, replace(last, eviction=None)), scorer=None)
+    config, workload = config_of(policy, 1), Workload(1, CONTEXT, 0.0)
+    tiers = Tiers(SHAPE, SPEC, workload, config, "cpu", capacity=CONTEXT + 32)
+    with pytest.raises(SpardaError, match=says):
+        Decoder(make_plan(SHAPE, SPEC, workload, config), poorer, tiers)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_kind_of_operation_is_bound(policy: str, lookahead: int) -> None:
-    decoder = decoder_of(Config(policy, top_k=6, lookahead=lookahead), 1)
+    decoder = decoder_of(config_of(policy, lookahead), 1)
     assert {op.kind for op in decoder.plan} <= decoder.bindings.keys()
 
 
@@ -263,6 +302,16 @@ def dense_logits(history: list[tuple[Tensor, Tensor]], token: int) -> Tensor:
         gate, up = (layer.gate_up.double() @ norm(x, layer.ffn_norm)).chunk(2)
         x = x + layer.down.double() @ (torch.nn.functional.silu(gate) * up)
     return w.head.double() @ norm(x, w.final_norm)
+
+
+def test_the_dense_policy_is_dense_attention() -> None:
+    decoder = decoder_of(config_of("dense", 1), 1)
+    history = history_of(decoder.tiers)
+    dense = dense_logits(history, 5)
+    decoder.tokens.fill_(5)
+    decoder.step()
+    assert float((decoder.logits[0].double() - dense).abs().max() / dense.abs().max()) <= 0.03
+    assert decoder.tiers.miss_total.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("policy", ["sparda", "sparse"])

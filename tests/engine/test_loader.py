@@ -72,6 +72,9 @@ configs = st.builds(
     prefetch_warps=st.sampled_from([1, 2, 4, 8]),
     prefetch_stages=st.integers(1, 12),
     resident_blocks=st.just(0) | st.integers(4096, 8192),
+    score_layer=st.integers(0, 60),
+    refresh_steps=st.integers(0, 99),
+    reserve=st.floats(0, 1),
 )
 
 GOOD: dict[str, object] = {

@@ -94,3 +94,19 @@ def test_the_parts_add_up(policy: str) -> None:
     parts += memory.side_bytes
     assert memory.gpu_bytes == parts
     assert replace(memory, pinned_bytes=0).gpu_bytes == parts
+
+
+def test_biases_and_the_weights_that_make_them_are_counted() -> None:
+    plain, nosa = bytes_of(Config("sparse")), bytes_of(Config("nosa"))
+    tokens = 64 * (SPEC.blocks(131072) + 1)
+    assert nosa.side_bytes == 4 * 32 * 32 * (tokens + SPEC.compressed(tokens))
+    assert nosa.weights_bytes - plain.weights_bytes == 4 * 32 * 2 * 257
+    assert nosa.resident_bytes == plain.resident_bytes
+
+
+def test_the_scorer_is_counted_and_the_layers_before_it_are_on_the_gpu() -> None:
+    plain, early, late = (bytes_of(c) for c in (Config("sparse"), Config("shallow"), Config("shallow", score_layer=7)))
+    assert early.weights_bytes - plain.weights_bytes == 256 * ((4096 + 256) * 2 + 12)
+    assert early.compressed_bytes == plain.compressed_bytes
+    assert late.pinned_bytes * 25 == early.pinned_bytes * 24
+    assert late.resident_bytes > early.resident_bytes > plain.resident_bytes

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
-from sparda.engine.policies import REGISTRY, make_plan, projections, resident_layers
+from sparda.engine.policies import REGISTRY, make_plan, projections, resident_layers, side_data
+from sparda.engine.policies.nosa import by_query
 from sparda.engine.shapes import MODELS, SparseSpec
 
 SHAPE = MODELS["minicpm4.1-8b"]
@@ -47,6 +48,11 @@ def only(plan: Plan, kind: str, layer: int) -> Op:
     return op
 
 
+def attention_of(plan: Plan, layer: int) -> Op:
+    (op,) = [op for op in plan if op.kind.endswith("attention") and op.layer == layer]
+    return op
+
+
 @settings(deadline=None)
 @given(policies, lookaheads, workloads)
 def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, workload: Workload) -> None:
@@ -78,14 +84,16 @@ def test_the_last_operation_waits_for_all_others(policy: str, lookahead: int) ->
 
 
 @settings(deadline=None)
-@given(policies.filter(lambda p: p != "dense"), lookaheads)
-def test_every_layer_chooses_once_and_attends_once_after_its_own_choice(policy: str, lookahead: int) -> None:
+@given(policies, lookaheads)
+def test_every_layer_attends_once_after_its_own_choice_or_to_all_blocks(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
     earlier = history(plan)
     for layer in range(SHAPE.layers):
-        attention = only(plan, "attention", layer)
-        assert only(plan, "select", layer).index in earlier[attention.index]
-        assert only(plan, "append", layer).index in earlier[attention.index]
+        attention = attention_of(plan, layer)
+        chosen = [op.index for op in plan.of_kind("select") if op.layer == layer]
+        assert len(chosen) == (attention.kind != "dense_attention")
+        assert {*chosen, only(plan, "append", layer).index} <= earlier[attention.index]
+    assert (policy in ("dense", "shallow")) == bool(plan.of_kind("dense_attention"))
 
 
 @settings(deadline=None)
@@ -95,8 +103,59 @@ def test_one_prefetch_for_every_layer_from_lookahead_on_and_never_for_layer_0(po
     assert layers == list(range(max(1, lookahead), SHAPE.layers))
 
 
-def test_sparse_fetches_for_every_layer_but_the_first() -> None:
-    assert [op.layer for op in plan_of("sparse").of_kind("prefetch")] == list(range(1, SHAPE.layers))
+@pytest.mark.parametrize("policy", ["sparse", "nosa"])
+def test_fetching_on_demand_fetches_for_every_layer_but_the_first(policy: str) -> None:
+    assert [op.layer for op in plan_of(policy).of_kind("prefetch")] == list(range(1, SHAPE.layers))
+
+
+def test_nosa_joins_the_querys_scores_with_the_biases_before_it_chooses() -> None:
+    plan = plan_of("nosa")
+    kinds = [op.kind for op in plan if op.layer == 5]
+    first = kinds.index("append")
+    assert kinds[first : first + 7] == [
+        "append", "bias", "headscore", "shortlist", "select", "prefetch", "biased_attention",
+    ]  # fmt: skip
+    assert {op.kind for op in plan if op.stream != MAIN} == {"writeback"}
+    assert side_data(plan.config) == ("bias",)
+
+
+def test_the_published_split_of_nosas_blocks_is_met_and_kept_for_others() -> None:
+    published = SparseSpec(local_blocks=16)
+    assert published.forced == 18
+    assert by_query(Config("nosa", top_k=96), published) == 41
+    for top_k in (18, 40, 200):
+        free = by_query(Config("nosa", top_k=top_k), published) - 18
+        assert free == pytest.approx((top_k - 18) * 23 / 78, abs=0.5)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30))
+def test_shallow_scores_once_and_every_later_layer_chooses_from_that_at_once(score_layer: int) -> None:
+    config = Config("shallow", score_layer=score_layer)
+    plan = make_plan(SHAPE, SPEC, Workload(), config)
+    earlier = history(plan)
+    (score,) = plan.of_kind("shallow_score")
+    later = list(range(score_layer + 1, SHAPE.layers))
+    assert (score.layer, score.stream) == (score_layer, MAIN)
+    assert score.index == only(plan, "append", score_layer).index + 1
+    assert [op.layer for op in plan.of_kind("dense_attention")] == list(range(score_layer + 1))
+    assert [op.layer for op in plan.of_kind("attention")] == later
+    for kind, stream in (("select", SELECT), ("prefetch", PREFETCH)):
+        assert [(op.layer, op.stream) for op in plan.of_kind(kind)] == [(layer, stream) for layer in later]
+    for layer in later:
+        fetch = only(plan, "prefetch", layer)
+        assert only(plan, "select", layer).index in earlier[fetch.index]
+        assert attention_of(plan, score_layer).index not in earlier[fetch.index]
+
+
+def test_a_shallow_score_costs_its_mean_over_the_steps_until_the_next() -> None:
+    often, seldom, never = (
+        make_plan(SHAPE, SPEC, Workload(), Config("shallow", refresh_steps=n)).of_kind("shallow_score")[0].work
+        for n in (1, 16, 0)
+    )
+    assert seldom.flops == often.flops // 16
+    assert seldom.hbm_bytes == pytest.approx(often.hbm_bytes / 16, rel=0.01)
+    assert (never.flops, never.hbm_bytes) == (0, 4)
 
 
 @settings(deadline=None)
@@ -116,7 +175,7 @@ def test_a_resident_cache_moves_nothing_over_the_link(policy: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads, workloads)
+@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse", "nosa", "shallow"]), lookaheads, workloads)
 def test_a_prefetch_moves_its_misses_of_32_kib(policy: str, lookahead: int, workload: Workload) -> None:
     misses = round(workload.miss_rate * 96 * workload.batch * SHAPE.kv_heads)
     for op in plan_of(policy, lookahead, workload).of_kind("prefetch"):
@@ -132,7 +191,7 @@ def test_an_attention_waits_for_the_prefetch_of_its_own_layer(policy: str, looka
     earlier = history(plan)
     for fetch in plan.of_kind("prefetch"):
         assert fetch.layer is not None
-        attention = only(plan, "attention", fetch.layer)
+        attention = attention_of(plan, fetch.layer)
         assert fetch.index in earlier[attention.index]
         if fetch.stream != MAIN:
             assert attention.after == (fetch.index,)
@@ -166,7 +225,7 @@ def test_without_lookahead_sparda_is_sparda_on_demand() -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse"]), lookaheads)
+@given(st.sampled_from(["sparda", "sparda-on-demand", "sparse", "nosa", "shallow"]), lookaheads)
 def test_the_writeback_carries_one_token_of_every_offloaded_layer(policy: str, lookahead: int) -> None:
     plan = plan_of(policy, lookahead)
     (op,) = plan.of_kind("writeback")

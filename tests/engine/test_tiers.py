@@ -38,10 +38,11 @@ def tiers_of(
     context: int = CONTEXT,
     pool: Tensor | None = None,
     seed: int = 7,
+    eviction: tuple[tuple[Tensor, Tensor], ...] = (),
 ) -> Tiers:
-    config = Config(policy, top_k=6, lookahead=lookahead, resident_blocks=resident)
+    config = Config(policy, top_k=6, lookahead=lookahead, resident_blocks=resident, score_layer=1)
     tiers = Tiers(SHAPE, SPEC, Workload(batch, context, 0.0), config, "cpu", capacity=context + 32, pool=pool)
-    tiers.seed(seed)
+    tiers.seed(seed, eviction)
     return tiers
 
 
@@ -84,7 +85,7 @@ def test_a_slot_holds_what_host_memory_holds_of_its_block(lookahead: int) -> Non
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_first_layers_are_wholly_on_the_gpu_and_have_no_place_in_host_memory(policy: str) -> None:
     tiers = tiers_of(policy, lookahead=2)
-    whole = resident_layers(Config(policy, top_k=6, lookahead=2), 3)
+    whole = resident_layers(Config(policy, top_k=6, lookahead=2, score_layer=1), 3)
     assert [tier.pool_base < 0 for tier in tiers.layers] == [layer < whole for layer in range(3)]
     assert [tier.slots for tier in tiers.layers] == [tiers.blocks] * whole + [7] * (3 - whole)
     assert tiers.pool.shape[0] == max(1, (3 - whole) * 4 * tiers.blocks)
@@ -132,6 +133,39 @@ def test_partial_keys_of_an_aliased_pool_are_random_and_finite() -> None:
     assert tiers.partial is not None
     assert bool(tiers.partial.rows.isfinite().all())
     assert float(tiers.partial.rows.float().std()) == pytest.approx(1.0, abs=0.1)
+
+
+HEAD = (torch.tensor([0.5, -2.0]), torch.linspace(-1, 1, 256).view(2, 128))
+
+
+@pytest.mark.parametrize("eviction", [(), (HEAD, HEAD, HEAD)])
+def test_biases_are_kept_for_the_policy_that_asks_and_compressed_ones_are_their_means(
+    eviction: tuple[tuple[Tensor, Tensor], ...],
+) -> None:
+    tiers = tiers_of("nosa", eviction=eviction)
+    assert tiers.bias.shape == (3, 2, 2, 16 * tiers.blocks)
+    assert tiers.bias_keys.shape == tiers.keys.shape[:-1]
+    for index in (0, 1, SPEC.compressed(CONTEXT) - 1):
+        window = tiers.bias[..., 4 * index : 4 * index + 8].mean(-1)
+        torch.testing.assert_close(tiers.bias_keys[..., index], window)
+    assert torch.equal(tiers.bias, tiers_of("nosa", eviction=eviction).bias)
+    assert tiers_of("sparse").bias.numel() == tiers_of("sparse").bias_keys.numel() == 0
+
+
+def test_biases_follow_from_the_values_where_the_eviction_heads_are_given() -> None:
+    tiers = tiers_of("nosa", eviction=(HEAD, HEAD, HEAD))
+    for layer, (_, v) in enumerate(history_of(tiers)):
+        wide = torch.cat([v[:, 0], v[:, 1]], -1)
+        for h in range(2):
+            bias = HEAD[0][h] * torch.nn.functional.softplus(wide @ HEAD[1][h])
+            torch.testing.assert_close(tiers.bias[layer, :, h, :CONTEXT], bias)
+
+
+def test_a_pool_that_is_shared_leaves_biases_random_and_finite() -> None:
+    values = SHAPE.block_bytes(SPEC) // 2
+    tiers = tiers_of("nosa", pool=new_pool(10, values, torch.device("cpu")), eviction=(HEAD, HEAD, HEAD))
+    assert bool(tiers.bias.isfinite().all())
+    assert float(tiers.bias_keys.std()) > 0
 
 
 def test_a_pool_too_small_for_every_block_is_said_to_be_aliased_and_still_fills_the_slots() -> None:

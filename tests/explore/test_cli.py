@@ -7,11 +7,13 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparda.calibrate import profile as profile_module
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row, Store
 from sparda.explore import cli
@@ -52,6 +54,20 @@ def mistake(capsys: Capture, *words: str) -> str:
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
     return err
+
+
+@pytest.mark.parametrize("command", ["simulate", "explore", "table", "report"])
+def test_a_policy_of_a_kind_that_was_not_measured_is_a_mistake_that_names_those_that_were(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    known = profile_module.load_profile("h200-sxm.measured")
+    kernels = {kind: cost for kind, cost in known.costs.fitted.kernels.items() if kind != "headscore"}
+    poorer = replace(known, costs=replace(known.costs, fitted=replace(known.costs.fitted, kernels=kernels)))
+    monkeypatch.setattr(profile_module, "load_profile", lambda name: poorer)
+    where = ["--out", str(tmp_path / "report.html")] if command == "report" else []
+    err = mistake(capsys, command, "--set", "config.policy=sparse", *SMALL, *FEW, *where)
+    assert "no measured cost for 'headscore', which policy 'sparse' needs" in err
+    assert "(sparda, sparda-on-demand, sparda-resident)" in err
 
 
 def test_help_names_every_command() -> None:

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
 torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
-from sparda.kernels.attention import attention_splits, block_attention, block_attention_reference  # noqa: E402
+from sparda.kernels.attention import (  # noqa: E402
+    attention_splits,
+    biased_attention,
+    block_attention,
+    block_attention_reference,
+    dense_attention,
+)
 
 
 @dataclass
@@ -132,6 +138,77 @@ def test_choosing_every_block_is_dense_attention_over_the_sequence(device: str) 
     for splits in (1, 3):
         out = case.attend(splits).float().cpu()
         torch.testing.assert_close(out, dense.view(1, -1, head_dim), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_attention_to_a_whole_cache_in_place_is_attention_to_all_its_blocks(device: str, splits: int) -> None:
+    case = _case(device, [[5, 5], [3, 3]], [16 * 4 + 9, 16 * 2 + 3], top_k=5, slots=5)
+    case.chosen_slots = torch.arange(5, dtype=torch.int32, device=device).expand(2, 2, 5).contiguous()
+    # In place, block m lies in slot m: give every existing block what the attention may read.
+    case.cache = torch.nan_to_num(case.cache, nan=0.5)
+    results = case.results(splits)
+    dense_attention(case.q, case.cache, case.positions, **results, splits=splits)
+    assert torch.equal(results["out"], case.attend(splits))
+
+
+def _biased(case: Case, bias: torch.Tensor, block_of_slot: torch.Tensor, splits: int) -> torch.Tensor:
+    results = case.results(splits)
+    biased_attention(
+        case.q,
+        case.cache,
+        case.chosen_slots,
+        case.chosen_count,
+        case.positions,
+        block_of_slot,
+        bias,
+        **results,
+        splits=splits,
+    )
+    return results["out"]
+
+
+def _biases(case: Case, blocks: int, block: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random biases of ``blocks`` blocks, NaN for tokens to come and blocks not chosen; and the block in each slot."""
+    batch, heads, slots = case.cache.shape[:3]
+    random = torch.Generator().manual_seed(blocks)
+    bias = torch.full((batch, heads, blocks * block), float("nan"))
+    block_of_slot = torch.full((batch, heads, slots), -1, dtype=torch.int32)
+    for b, position in enumerate(case.positions.tolist()):
+        newest = position // block
+        for h, count in enumerate(case.chosen_count[b].tolist()):
+            chosen = [*sorted(torch.randperm(newest, generator=random)[: count - 1].tolist()), newest]
+            for slot, m in zip(case.chosen_slots[b, h, :count].tolist(), chosen, strict=True):
+                block_of_slot[b, h, slot] = m
+                end = min(m * block + block, position + 1)
+                bias[b, h, m * block : end] = 3 * torch.randn(end - m * block, generator=random)
+    return bias.to(case.q.device), block_of_slot.to(case.q.device)
+
+
+@pytest.mark.parametrize(("splits", "group"), [(1, 3), (3, 3), (2, 16), (5, 1)])
+def test_a_bias_is_added_to_the_scaled_logits_of_its_token(device: str, splits: int, group: int) -> None:
+    case = _case(device, [[6, 3], [1, 5]], [150, 121], group=group)
+    bias, block_of_slot = _biases(case, 11)
+    tensors = (case.q, case.cache, case.chosen_slots, case.chosen_count, case.positions)
+    expected = block_attention_reference(*tensors, block_of_slot, bias)
+    torch.testing.assert_close(_biased(case, bias, block_of_slot, splits).float(), expected, rtol=2e-2, atol=1e-2)
+    assert not torch.allclose(expected, block_attention_reference(*tensors), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_bias_of_zero_changes_nothing(device: str, splits: int) -> None:
+    case = _case(device, [[6, 4]], [155])
+    bias, block_of_slot = _biases(case, 11)
+    zero = torch.where(bias.isnan(), bias, 0.0)
+    assert torch.equal(_biased(case, zero, block_of_slot, splits), case.attend(splits))
+
+
+def test_a_bias_of_the_wrong_type_or_shape_is_refused(device: str) -> None:
+    case = _case(device, [[6, 4]], [155])
+    bias, block_of_slot = _biases(case, 11)
+    with pytest.raises(ValueError, match=r"bias must be contiguous torch\.float32"):
+        _biased(case, bias.bfloat16(), block_of_slot, 2)
+    with pytest.raises(ValueError, match=r"block_of_slot must be contiguous torch\.int32"):
+        _biased(case, bias, block_of_slot[:, :, 1:], 2)
 
 
 @pytest.mark.parametrize("splits", [1, 3])

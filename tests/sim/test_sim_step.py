@@ -19,7 +19,7 @@ from tests.sim.sim_fakes import PLAYED, SMALL, FakeCosts, step_plan
 workloads = st.builds(
     Workload, batch=st.integers(1, 64), context_tokens=st.just(65536), miss_rate=st.sampled_from([0.0, 0.01, 0.06, 0.5])
 )
-configs = st.builds(Config, policy=st.sampled_from(PLAYED), lookahead=st.integers(0, 3))
+configs = st.builds(Config, policy=st.sampled_from(PLAYED), lookahead=st.integers(0, 3), score_layer=st.integers(0, 2))
 plans = st.builds(step_plan, workloads, configs, st.just(SMALL))
 machines = st.builds(
     FakeCosts,
