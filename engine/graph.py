@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -17,20 +18,31 @@ class Replayable(Protocol):
         ...
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside, after one at the start; nested, nothing more.
+
+    An earlier graph collected during a capture would be destroyed in it, which CUDA answers by ending the capture.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def captured(body: Callable[[], None], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
     """``body`` as a CUDA graph; it must have run once before, so that its kernels are compiled.
 
     ``stream``: where it is captured, which gives the graph's kernels their priority; one of torch's own if not given.
-    Garbage collection is off meanwhile: an earlier graph collected during the capture would be destroyed in it, which
-    CUDA answers by ending the capture.
     """
-    gc.collect()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    gc.disable()
-    try:
+    with uncollected():
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             body()
-    finally:
-        gc.enable()
     return graph

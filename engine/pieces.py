@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from sparda.engine.graph import Replayable, captured
+from sparda.engine.graph import Replayable, captured, uncollected
 from sparda.engine.lanes import Binding, CudaLanes, Lanes
 from sparda.engine.plan import COPY, HOST, MAIN, Op, Plan
 
@@ -117,7 +117,9 @@ class Pieces:
     def __init__(self, plan: Plan, bindings: Mapping[str, Binding], lanes: StepLanes) -> None:
         self.actions = cut(plan)
         self._lanes = lanes
-        self._bodies = [self._body(action, bindings) for action in self.actions]
+        # A collection takes as long as many captures, and a step is over a hundred.
+        with uncollected():
+            self._bodies = [self._body(action, bindings) for action in self.actions]
 
     def _body(self, action: Action, bindings: Mapping[str, Binding]) -> Callable[[], None]:
         def run() -> None:

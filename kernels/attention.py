@@ -22,6 +22,8 @@ STAGES = 9
 They fill more than half of a multiprocessor's shared memory, so that no two thread blocks of a single wave meet on one
 while another stands empty.
 """
+IN_PLACE_STAGES = 5
+"""The same depth where there are no slot indices to load."""
 WIDE_STAGES = 2
 """The same for fp32 caches, whose blocks take twice the shared memory."""
 
@@ -237,7 +239,7 @@ def _launch(
         ROWS=max(16, triton.next_power_of_2(group)),
         BLOCK=block,
         D=head_dim,
-        STAGES=STAGES if cache.element_size() == 2 else WIDE_STAGES,
+        STAGES=WIDE_STAGES if cache.element_size() > 2 else STAGES if table else IN_PLACE_STAGES,
         SINGLE=splits == 1,
         # Triton's interpreter multiplies the bits of bf16 as integers; fp32 gives it the products of the tensor cores.
         DOT=tl.bfloat16 if compiled and cache.dtype == torch.bfloat16 else tl.float32,
