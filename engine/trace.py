@@ -27,10 +27,15 @@ MAX_PERIOD = 4096
 
 @dataclass(frozen=True, slots=True)
 class SelectionTrace:
-    """``scores`` fp32 [period, B, H, M]; layer l at step s reads period index (s + phase(l)) % period."""
+    """``scores`` fp32 [period, B, H, M]; layer l at step s reads period index (s + phase(l)) % period.
+
+    ``miss_rate`` is the stated share of top-k that misses, whatever the slots; None where a reuse is stated instead,
+    and misses can only be counted. ``turnover`` is then the share of the free picks that each step replaces.
+    """
 
     scores: Tensor
-    miss_rate: float
+    miss_rate: float | None
+    turnover: float | None = None
 
     @property
     def period(self) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +16,12 @@ from torch import Tensor
 from sparda.calibrate.store import Row, Store, Value
 from sparda.engine.config import OF_SHALLOW, Config, Workload
 from sparda.engine.decoder import Decoder
+from sparda.engine.graph import Replayable
+from sparda.engine.memory import memory_of
 from sparda.engine.policies import make_plan, resident_layers, side_data
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers, new_pool
-from sparda.engine.trace import rotating_trace
+from sparda.engine.trace import SelectionTrace, rotating_trace
 from sparda.engine.weights import Weights, random_weights
 
 GROWTH_TOKENS = 512
@@ -29,6 +33,22 @@ POOL_GIB = 8.0
 
 PIN_S_PER_GIB = 0.8
 """Seconds to lock a GiB of host memory on the machine of the shipped profile: only to say how long it will take."""
+
+
+class TraceMaker(Protocol):
+    """Makes the selection trace of a decoder: ``rotating_trace``, or another bound to what it states."""
+
+    def __call__(
+        self,
+        shape: ModelShape,
+        spec: SparseSpec,
+        workload: Workload,
+        config: Config,
+        *,
+        blocks: int,
+        device: torch.device | str,
+        seed: int = 0,
+    ) -> SelectionTrace: ...
 
 
 class OutOfTimeError(Exception):
@@ -79,7 +99,7 @@ class Bench:
         print(f"[{self.clock.budget_s - self.clock.left_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def tiers(self, workload: Workload, config: Config, *, beside: bool = False) -> Tiers:
-        """KV tiers for this batch, context and residency; kept while cases ask for the same.
+        """KV tiers for this batch, context, residency and what is kept beside; kept while cases ask for the same.
 
         Others are given back first, unless ``beside`` asks to keep them too.
         """
@@ -97,6 +117,8 @@ class Bench:
     def release(self) -> None:
         """Give the KV tiers' memory back."""
         self._tiers.clear()
+        # What refers to itself waits for the collector, and one cache may leave no room for the next.
+        gc.collect()
         torch.cuda.empty_cache()
 
     def keep_only(self, workload: Workload) -> None:
@@ -107,19 +129,31 @@ class Bench:
         for tiers in self._tiers.values():
             tiers.reset_residents()
 
-    def decoder(self, workload: Workload, config: Config, *, beside: bool = False) -> Decoder:
-        """A decoder on a rotating selection trace with the workload's miss rate, put at its context length.
+    def too_big(self, workload: Workload, config: Config) -> str:
+        """What the case needs of the GPU's memory and the GPU has not; empty where it fits. Allocates nothing."""
+        needed = memory_of(self.shape, self.spec, workload, config).gpu_bytes / 2**30
+        there = torch.cuda.get_device_properties(self.device).total_memory / 2**30
+        return f"needs {needed:.0f} GiB of GPU memory, {there:.0f} GiB are there" if needed > there else ""
 
-        ``beside``: other decoders of this workload are in use: their KV tiers stay, and stay where they are.
+    def decoder(
+        self, workload: Workload, config: Config, *, beside: bool = False, trace: TraceMaker | None = None
+    ) -> Decoder:
+        """A decoder put at its context length, on a rotating trace with the workload's miss rate or one of ``trace``.
+
+        A plan that chooses nothing gets none. ``beside``: other decoders of this workload are in use: their KV tiers
+        stay, and stay where they are.
         """
         tiers = self.tiers(workload, config, beside=beside)
         if not beside:
             tiers.reset_residents()
         plan = make_plan(self.shape, self.spec, workload, config)
-        trace = rotating_trace(
-            self.shape, self.spec, workload, config, blocks=tiers.blocks, device=self.device, seed=self.seed
+        make, chooses = trace or rotating_trace, bool(plan.of_kind("select"))
+        made = (
+            make(self.shape, self.spec, workload, config, blocks=tiers.blocks, device=self.device, seed=self.seed)
+            if chooses
+            else None
         )
-        return Decoder(plan, self.weights, tiers, trace)
+        return Decoder(plan, self.weights, tiers, made)
 
     def row(
         self,
@@ -140,6 +174,12 @@ class Bench:
     def measured(self, kind: str, op: str, case: Mapping[str, Value]) -> bool:
         """Whether the store has this case already, from this run or from one that was interrupted."""
         return Row(kind, op, "", "", dict(case), ()).key in self._known
+
+
+def replayed(decoder: Decoder) -> Replayable:
+    """What one step of a captured decoder replays."""
+    assert decoder.graph is not None, "a decoder is captured before it is timed"
+    return decoder.graph
 
 
 def step_case(workload: Workload, config: Config) -> dict[str, Value]:

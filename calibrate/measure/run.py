@@ -12,6 +12,7 @@ from sparda.calibrate.measure.bench import Bench, Clock, OutOfTimeError
 from sparda.calibrate.measure.corun import measure_corun
 from sparda.calibrate.measure.kernels import measure_kernels
 from sparda.calibrate.measure.link import measure_link
+from sparda.calibrate.measure.policies import measure_policies, measure_residency
 from sparda.calibrate.measure.provenance import clocks, provenance
 from sparda.calibrate.measure.steps import measure_steps
 from sparda.calibrate.measure.timing import warm_clocks
@@ -24,6 +25,8 @@ PARTS: dict[str, tuple[Callable[[Bench], None], float]] = {
     "kernels": (measure_kernels, 75.0),
     "corun": (measure_corun, 90.0),
     "steps": (measure_steps, 220.0),
+    "policies": (measure_policies, 130.0),
+    "residency": (measure_residency, 60.0),
 }
 """Parts of a session and how many seconds each takes on an H200."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sparda.calibrate.measure.bench import Bench, step_case
+from sparda.calibrate.measure.bench import Bench, replayed, step_case
 from sparda.calibrate.measure.timing import METHOD, WARMUP, replay_us
 from sparda.engine.config import Config, Workload
+from sparda.engine.decoder import Decoder
 from sparda.engine.errors import SpardaError
 
 REPEATS = 16
@@ -60,22 +61,32 @@ def measure_steps(bench: Bench) -> None:
         measure_step(bench, workload, config)
 
 
-def measure_step(bench: Bench, workload: Workload, config: Config) -> None:
+def measure_step(
+    bench: Bench, workload: Workload, config: Config, *, kind: str = "step", repeats: int = REPEATS
+) -> None:
     """Measure one step and keep its row; a case that cannot be set up is reported and skipped."""
     try:
         decoder = bench.decoder(workload, config)
     except SpardaError as e:
         bench.say(f"skipped: {e}")
         return
+    samples, values = stepped(decoder, repeats)
+    stated = decoder.trace.miss_rate if decoder.trace else None
+    values["miss_rate_of_trace"] = -1.0 if stated is None else stated
+    bench.keep(bench.row(kind, config.policy, step_case(workload, config), samples, METHOD, values))
+
+
+def stepped(decoder: Decoder, repeats: int, warmup: int = WARMUP) -> tuple[tuple[float, ...], dict[str, float]]:
+    """Capture a decoder and let it decode: microseconds of ``repeats`` steps and what was counted during these.
+
+    ``warmup`` steps come first, neither timed nor counted.
+    """
     decoder.capture()
-    assert decoder.graph is not None
-    for _ in range(WARMUP):
+    for _ in range(warmup):
         decoder.step()
     decoder.tiers.count_misses()
-    samples = replay_us(decoder.graph, REPEATS, warmup=0)
-    values = {
+    samples = replay_us(replayed(decoder), repeats, warmup=0)
+    return samples, {
         "misses_per_layer": decoder.tiers.misses_per_layer(),
         "pool_aliased": float(decoder.tiers.aliased),
-        "miss_rate_of_trace": decoder.trace.miss_rate if decoder.trace else -1.0,
     }
-    bench.keep(bench.row("step", config.policy, step_case(workload, config), samples, METHOD, values))

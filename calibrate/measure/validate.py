@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from sparda.calibrate.measure.bench import GROWTH_TOKENS, Bench, step_case
+from sparda.calibrate.measure.bench import GROWTH_TOKENS, Bench, replayed, step_case
 from sparda.calibrate.measure.run import finish, open_bench
 from sparda.calibrate.measure.timing import METHOD, replay_us
 from sparda.engine.config import Config, Workload
@@ -102,5 +102,4 @@ def _order(count: int, round_: int) -> list[int]:
 
 
 def _samples(decoder: Decoder) -> tuple[float, ...]:
-    assert decoder.graph is not None
-    return replay_us(decoder.graph, SAMPLES, warmup=WARMUP)
+    return replay_us(replayed(decoder), SAMPLES, warmup=WARMUP)

@@ -9,7 +9,7 @@ from pathlib import Path
 from sparda.engine.errors import SpardaError
 from sparda.explore.cli.common import Output, add_json, positive, require_gpu
 
-PARTS = ("link", "kernels", "corun", "steps")
+PARTS = ("link", "kernels", "corun", "steps", "policies", "residency")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

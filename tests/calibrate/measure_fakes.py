@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure import bench, copies, run
+from sparda.calibrate.measure import bench, copies, policies, run
 from sparda.calibrate.measure.bench import Bench, Clock
 from sparda.calibrate.store import Store
 from sparda.engine import graph
@@ -123,9 +123,10 @@ class FakeTiers(Tiers):
 class FakeDecoder(Decoder):
     """The real plan, issued and captured as it is, with operations that only take time."""
 
-    def __init__(self, plan: Plan, weights: object, tiers: Tiers, trace: SimpleNamespace, *, gpu: Gpu) -> None:
+    def __init__(self, plan: Plan, weights: object, tiers: Tiers, trace: SimpleNamespace | None, *, gpu: Gpu) -> None:
         self.plan, self.tiers, self.graph = plan, tiers, None
-        self.trace = None if trace.miss_rate == 0 else trace  # type: ignore[assignment]
+        self.trace = None if trace is None or trace.miss_rate == 0 else trace  # type: ignore[assignment]
+        assert (trace is not None) == bool(plan.of_kind("select")), "a trace is for those that choose"
         config = plan.config
 
         def fetch(op: Op) -> None:
@@ -149,6 +150,10 @@ def rotating(*args: object, **kwargs: object) -> SimpleNamespace:
     return SimpleNamespace(miss_rate=workload.miss_rate)
 
 
+def reusing(*args: object, turnover: float, **kwargs: object) -> SimpleNamespace:
+    return SimpleNamespace(miss_rate=None, turnover=turnover)
+
+
 def nothing(*args: object) -> None: ...
 
 
@@ -163,7 +168,9 @@ def install(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr(bench, "Tiers", partial(FakeTiers, gpu=gpu))
     patch.setattr(bench, "Decoder", partial(FakeDecoder, gpu=gpu))
     patch.setattr(bench, "random_weights", nothing)
+    patch.setattr(bench, "gc", SimpleNamespace(collect=nothing))
     patch.setattr(bench, "rotating_trace", rotating)
+    patch.setattr(policies, "reuse_trace", reusing)
     patch.setattr(copies, "prefetch", gpu.prefetch)
     patch.setattr(copies.Lists, "LENGTH", 1 << 13)
     patch.setattr(copies.Lists, "BLOCKS_PER_HEAD", 61)

@@ -64,7 +64,7 @@ def test_a_spent_budget_keeps_what_is_there_says_so_and_the_next_session_measure
     assert sum(op == IN_ORDER for op, _ in counts) == len(copies.beside_compute())
 
 
-@pytest.mark.parametrize("part", ["link", "kernels", "corun", "steps"])
+@pytest.mark.parametrize("part", ["link", "kernels", "corun", "steps", "policies", "residency"])
 def test_no_part_begins_a_case_without_time(gpu: Gpu, tmp_path: Path, part: str) -> None:
     assert main_measure(tmp_path, 0.0, [part], SHAPE.name)["ended"] == "budget spent"
     assert Store(tmp_path).rows() == []

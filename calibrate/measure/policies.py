@@ -1,0 +1,107 @@
+"""All policies side by side, and what more resident blocks spare where blocks come back: steps, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+
+from sparda.calibrate.measure.bench import Bench, step_case
+from sparda.calibrate.measure.steps import measure_step, stepped
+from sparda.calibrate.measure.timing import METHOD
+from sparda.calibrate.store import Value
+from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.errors import SpardaError
+from sparda.engine.policies import resident_layers, side_data
+from sparda.engine.reuse import reuse_trace
+
+CONTEXTS = (8192, 32768, 131072)
+BATCHES = (1, 4, 8, 16, 32, 64)
+MISS_RATE = 0.06
+CTAS = 3
+"""Prefetch CTAs of whatever offloads: the fewest that fill a link, in every batch near the best count."""
+FARTHER = {(batch, 131072): (2, 3, 4) for batch in (4, 16, 64)}
+"""Lookaheads above 1 that sparda is measured with, by (batch, context)."""
+REPEATS = 8
+
+RESIDENCY_BATCHES, RESIDENCY_CONTEXT = (16, 64), 131072
+RESIDENT = (96, 120, 144, 192, 384, 768)
+TURNOVERS = (0.06, 0.186)
+"""Shares of the free picks that a step replaces: as many as the policies' misses, and as a small real model did."""
+TAIL = 3.0
+PERIOD = 384
+"""Steps of a reuse trace: no layer gets to its end, not even the one that begins farthest into it."""
+FILL = 80
+"""Steps before misses are counted: slots hold by then what a long run would leave there."""
+RESIDENCY_REPEATS = 16
+
+
+def _configs(workload: Workload, layers: int) -> list[Config]:
+    """Those of one cell, in an order in which those that share KV tiers follow each other."""
+    found = []
+    for policy in POLICIES:
+        config = Config(policy=policy)
+        found.append(Config(policy=policy, prefetch_ctas=CTAS) if resident_layers(config, layers) < layers else config)
+    for ahead in FARTHER.get((workload.batch, workload.context_tokens), ()):
+        if ahead < layers:
+            found.append(Config(policy="sparda", lookahead=ahead, prefetch_ctas=CTAS))
+    return sorted(found, key=lambda c: (resident_layers(c, layers), side_data(c)))
+
+
+def measure_policies(bench: Bench) -> None:
+    """Rows of kind ``policy``, as those of kind ``step``: every policy, batch and context at the same miss rate.
+
+    What the GPU has no memory for leaves no row; what it would need can be computed.
+    """
+    for context in CONTEXTS:
+        for batch in BATCHES:
+            workload = Workload(batch, context, MISS_RATE)
+            for config in _configs(workload, bench.shape.layers):
+                if _due(bench, "policy", workload, config, step_case(workload, config)):
+                    measure_step(bench, workload, config, kind="policy", repeats=REPEATS)
+
+
+def _due(bench: Bench, kind: str, workload: Workload, config: Config, case: dict[str, Value]) -> bool:
+    """Whether to measure the case now: not if it is measured already or does not fit, which is said."""
+    if bench.measured(kind, config.policy, case):
+        return False
+    if reason := bench.too_big(workload, config):
+        resident = f", {config.resident_blocks} resident blocks" if config.resident_blocks else ""
+        bench.say(
+            f"skipped: {config.policy}, batch {workload.batch}, {workload.context_tokens} tokens{resident} {reason}"
+        )
+        return False
+    bench.clock.check()
+    return True
+
+
+def _residency_cases() -> Iterator[tuple[int, Config, float]]:
+    for batch in RESIDENCY_BATCHES:
+        for resident in RESIDENT:
+            for turnover in TURNOVERS:
+                yield batch, Config(prefetch_ctas=CTAS, resident_blocks=resident), turnover
+
+
+def residency_case(workload: Workload, config: Config, turnover: float) -> dict[str, Value]:
+    """The conditions of a residency row: a reuse in the miss rate's place, which is counted here and not stated."""
+    stated = {k: v for k, v in asdict(workload).items() if k != "miss_rate"}
+    return {**stated, "turnover": turnover, "tail": TAIL, **asdict(config)}
+
+
+def measure_residency(bench: Bench) -> None:
+    """Rows of kind ``residency``: steps of sparda on a reuse trace, by resident blocks; misses as counted."""
+    for batch, config, turnover in _residency_cases():
+        # What enters is all that can miss: the plan counts on that.
+        free = config.top_k - bench.spec.forced
+        workload = Workload(batch, RESIDENCY_CONTEXT, turnover * free / config.top_k)
+        case = residency_case(workload, config, turnover)
+        if not _due(bench, "residency", workload, config, case):
+            continue
+        maker = partial(reuse_trace, turnover=turnover, tail=TAIL, period=PERIOD)
+        try:
+            decoder = bench.decoder(workload, config, trace=maker)
+        except SpardaError as e:
+            bench.say(f"skipped: {e}")
+            continue
+        samples, values = stepped(decoder, RESIDENCY_REPEATS, warmup=FILL)
+        bench.keep(bench.row("residency", config.policy, case, samples, METHOD, values))
