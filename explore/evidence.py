@@ -2,69 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.holdout import HeldOut, error_band, held_out
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.loader import to_plain
 from sparda.engine.policies import make_plan
-from sparda.engine.shapes import SparseSpec, model_named
 from sparda.explore.cells import CellVerdict
+from sparda.explore.evidence_steps import compared, parity, steps
+from sparda.explore.figures import LIVE, Figure, Rows
 from sparda.explore.text import count
 from sparda.explore.validate import FILE, read_cells, verdicts
 from sparda.sim.speed import steps_per_second
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One claimed number. ``value`` is None where its rows are missing; ``met`` then is None too.
-
-    ``rows`` counts the measurement rows it rests on, ``provenance`` names their sessions and GPU.
-    """
-
-    value: float | None
-    unit: str
-    target: float | None
-    higher_is_better: bool
-    rows: int
-    conditions: str
-    provenance: str
-
-    @property
-    def met(self) -> bool | None:
-        if self.value is None or self.target is None:
-            return None
-        return self.value >= self.target if self.higher_is_better else self.value <= self.target
-
-    def to_dict(self) -> dict[str, object]:
-        return {**to_plain(self), "met": self.met}
-
-
-class _Evidence:
-    """The rows of one profile and the figures computed from them."""
+class _Evidence(Rows):
+    """Figures of the link, of the simulator and of the search."""
 
     def __init__(self, profile: Profile, seconds: float) -> None:
-        self.profile, self.seconds = profile, seconds
-        self.spec, self.shape = SparseSpec(), model_named(profile.model)
-        self.link = [r for r in profile.store.latest("link") if "gb_s" in r.values]
-        self.steps = profile.store.latest("step")
-        self.validation = profile.store.rows("validation")
-        self.sessions = profile.store.provenance
-
-    def figure(
-        self, value: float | None, unit: str, target: float | None, higher: bool, rows: Sequence[Row], conditions: str
-    ) -> Figure:
-        return Figure(value, unit, target, higher, len(rows), conditions, self._provenance(rows))
-
-    def _provenance(self, rows: Sequence[Row]) -> str:
-        names = sorted({r.session for r in rows})
-        gpus = sorted({str(self.sessions[n].get("gpu", "unknown GPU")) for n in names if n in self.sessions})
-        return f"{', '.join(gpus) or 'unknown GPU'}: {', '.join(names)}" if names else "no rows"
+        super().__init__(profile)
+        self.seconds = seconds
 
     def share(self, case: str, target: float) -> Figure:
         """Best rate of a 2-CTA prefetch over the plateau of the link, both with blocks read in place by the GPU."""
@@ -80,25 +39,6 @@ class _Evidence:
             )
         used = [*two, plateau] if plateau and plateau not in two else two
         return self.figure(value, "fraction of the UVA plateau", target, True, used, conditions)
-
-    def step_ms(self, batch: int, miss_rate: float, target: float) -> Figure:
-        """Smallest median step of the 128K workload, whatever the CTAs, warps and stages."""
-        wanted = Workload(batch, 131072, miss_rate)
-
-        def belongs(row: Row) -> bool:
-            c = config_of(row)
-            near = abs(workload_of(row).miss_rate - miss_rate) < 1e-6
-            size = (workload_of(row).batch, workload_of(row).context_tokens) == (wanted.batch, wanted.context_tokens)
-            return near and size and (c.policy, c.top_k, c.lookahead) == ("sparda", 96, 1)
-
-        rows = [r for r in [*self.steps, *self.validation] if belongs(r)]
-        best = min(rows, key=lambda r: r.us, default=None)
-        conditions = f"batch {batch}, 131072 tokens, {miss_rate:.0%} misses, top-k 96, lookahead 1"
-        if best:
-            conditions += f", {count(config_of(best).prefetch_ctas, 'CTA')}; median of {len(best.samples_us)} samples"
-            if best.values.get("pool_aliased"):
-                conditions += ", sequences share blocks of the host pool"
-        return self.figure(best.us / 1e3 if best else None, "ms", target, False, rows, conditions)
 
     def held_out(self) -> dict[str, Figure]:
         """Errors of simulated whole steps against measured ones that no cost was fitted to."""
@@ -155,7 +95,7 @@ class _Evidence:
         plan = make_plan(self.shape, self.spec, Workload(), Config())
         value = steps_per_second(plan, self.profile.costs, self.seconds)
         text = f"one core of this machine, {len(plan.ops)} operations a step, measured for {self.seconds:g} s"
-        return Figure(value, "steps/s", None, True, 0, text, "measured now")
+        return Figure(value, "steps/s", None, True, 0, text, LIVE)
 
 
 def _gb_s(row: Row) -> float:
@@ -177,9 +117,9 @@ def evidence(profile: Profile, seconds: float = 1.0, each: Callable[[], None] = 
     parts: list[Callable[[], dict[str, Figure]]] = [
         lambda: {"prefetch.share.2cta.all_miss": known.share("all_miss", 0.95)},
         lambda: {"prefetch.share.2cta.miss15_b16": known.share("miss15_b16", 0.90)},
-        lambda: {"decode.step_ms.b4_m06": known.step_ms(4, 0.06, 6.5)},
-        lambda: {"decode.step_ms.b16_m06": known.step_ms(16, 0.06, 7.8)},
-        lambda: {"decode.step_ms.b64_m03": known.step_ms(64, 0.03, 12.1)},
+        lambda: steps(known),
+        lambda: compared(known),
+        lambda: parity(known),
         known.held_out,
         known.validated,
         lambda: {"sim.steps_per_s": known.speed()},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparda.explore.evidence import Figure
 from sparda.explore.exports import table_text
+from sparda.explore.figures import LIVE, Figure
 from sparda.explore.table import CtaTable
 
-LIVE = "measured where you run it"
+YOURS = "measured where you run it"
 """Stands for the value of a figure that belongs to the reader's machine, not to the profile's."""
+COUNTS = ("steps", "policies", "prompts", "tokens", "sequences")
+"""Units of figures that are whole numbers."""
 
 WORDS = {True: "met", False: "**not met**", None: ""}
 
@@ -18,19 +20,21 @@ def evidence_block(figures: Mapping[str, Figure]) -> str:
     """The figures as a Markdown table: id, value, target, met or not, conditions."""
     lines = ["| figure | value | target | | conditions |", "|---|---|---|---|---|"]
     for name, f in figures.items():
-        value = LIVE if not f.rows else _value(f.value, f.unit)
+        live = f.provenance == LIVE
+        missing = "none" if f.rows else "not measured"
+        value = YOURS if live else missing if f.value is None else _value(f.value, f.unit)
         sign = "" if f.target is None else "≥ " if f.higher_is_better else "≤ "
         target = "" if f.target is None else sign + _value(f.target, f.unit)
-        lines.append(f"| `{name}` | {value} | {target} | {WORDS[f.met]} | {f.conditions if f.rows else ''} |")
+        lines.append(f"| `{name}` | {value} | {target} | {WORDS[f.met]} | {'' if live else f.conditions} |")
     return "\n".join(lines)
 
 
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "not measured"
+def _value(value: float, unit: str) -> str:
     if unit == "ms":
         return f"{value:.2f} ms"
-    return f"{value:.0f}" if unit == "steps" else f"{value:.1%}"
+    if unit == "times":
+        return f"{value:.2f} times"
+    return f"{value:.0f}" if unit in COUNTS else f"{value:.1%}"
 
 
 def table_block(table: CtaTable, context_tokens: int, batches: Sequence[int]) -> str:

@@ -24,7 +24,11 @@ WHAT = {
     "corun": "a kernel beside a prefetch: how far each slows the other",
     "step": "whole decode steps, held out from every fit",
     "validation": "whole decode steps of what the search chose, and of its neighbours",
+    "policy": "whole decode steps of every policy, side by side",
+    "residency": "whole decode steps by resident blocks, where blocks that were chosen come back",
 }
+WHOLE = ("step", "validation", "policy", "residency")
+"""Kinds of rows that are whole steps."""
 
 
 def sources(r: Report) -> Html:
@@ -111,7 +115,7 @@ def _methods(r: Report) -> Html:
 
 
 def _aliased(r: Report) -> str:
-    whole = [row for row in r.rows if row.kind in ("step", "validation")]
+    whole = [row for row in r.rows if row.kind in WHOLE]
     shared = [row for row in whole if row.values.get("pool_aliased")]
     if not whole:
         return "No whole step was measured, so none shared blocks of the host pool."

@@ -9,8 +9,10 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,
   ``fitting``, ``study`` (null, or study.Finding);
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
+- ``policies``: ``model``, ``cells`` and ``detail`` (policies.Cell with its shares), ``residency`` (policies.Residency),
+  ``crossover`` by context (crossover.Crossover), ``floor_share``, ``answers`` (sentences);
 - ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
-- ``evidence``: ``figures`` by id (evidence.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
+- ``evidence``: ``figures`` by id (figures.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
   ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``;
 - ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
   ``seconds``, ``tokens_per_s``, ``misses_per_layer``.
@@ -41,6 +43,7 @@ COMMANDS = {
     "simulate": "predict one decode step and where its time goes",
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
+    "policies": "all policies side by side, as measured",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparda.explore.cli.common import Output, add_json, positive, profile_named
 
 if TYPE_CHECKING:
-    from sparda.explore.evidence import Figure
+    from sparda.explore.figures import Figure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

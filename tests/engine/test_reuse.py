@@ -1,9 +1,10 @@
-"""Reuse traces: slots that forget the oldest miss what the stated distances say, and as much turns over as is stated."""
+"""Reuse traces: slots that forget the oldest miss what the stated distances say; as much turns over as is stated."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 
@@ -53,7 +54,7 @@ def missed(named: list[set[int]], slots: int) -> float:
 
     They begin with the lowest blocks, as a reset of the KV tiers leaves them.
     """
-    last = {block: -1 for block in range(SPEC.init_blocks, SPEC.init_blocks + slots)}
+    last = dict.fromkeys(range(SPEC.init_blocks, SPEC.init_blocks + slots), -1)
     misses = 0
     for step, chosen in enumerate(named):
         misses += len(chosen - last.keys())
@@ -77,7 +78,7 @@ def test_slots_for_x_times_the_free_picks_miss_the_turnover_over_x_to_the_tail(t
 def test_every_step_replaces_the_stated_share_of_the_free_picks(turnover: float) -> None:
     for named in heads(made(turnover)):
         assert {len(now) for now in named} == {FREE}
-        entering = [len(now - before) for before, now in zip(named, named[1:], strict=False)]
+        entering = [len(now - before) for before, now in pairwise(named)]
         assert abs(sum(entering) - turnover * FREE * len(entering)) <= 1
         assert max(entering) - min(entering) <= 1
 

@@ -9,8 +9,12 @@ from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.explore.evidence import evidence
+from sparda.explore.figures import LIVE, Figure
+from sparda.explore.floor import floor_of
 from sparda.explore.predict import Predictor
+from sparda.explore.readme import evidence_block
 from sparda.explore.scenario import Scenario
 from sparda.explore.validate import FILE, winners
 
@@ -19,7 +23,17 @@ IDS = [
     "prefetch.share.2cta.miss15_b16",
     "decode.step_ms.b4_m06",
     "decode.step_ms.b16_m06",
+    "decode.step_ms.b16_m12",
+    "decode.step_ms.b32_m06",
     "decode.step_ms.b64_m03",
+    "decode.step_ms.b64_m12",
+    "decode.floor_share.median",
+    "policies.count",
+    "speedup.sparda_over_offload.max",
+    "crossover.offload_wins.from_batch.32k",
+    "crossover.offload_wins.from_batch.128k",
+    "parity.smollm2.prompts",
+    "parity.smollm2.mismatches",
     "heldout.steps.count",
     "heldout.steps.median",
     "heldout.steps.max",
@@ -48,6 +62,8 @@ def test_figures_come_from_the_rows(profile: Profile) -> None:
 
 def test_the_smallest_median_counts_and_another_policy_does_not(profile: Profile, row: Callable[..., Row]) -> None:
     at = Workload(16, 131072, 0.06)
+    plain = row("step", at, Config(), 1000.0)
+    wider = replace(plain, case={**plain.case, "resident_blocks": 192})
     profile.store.append(
         "more",
         [
@@ -55,6 +71,7 @@ def test_the_smallest_median_counts_and_another_policy_does_not(profile: Profile
             row("step", at, Config(policy="sparse"), 1000.0),
             row("step", at, Config(top_k=64), 1000.0),
             row("step", at, Config(lookahead=2), 1000.0),
+            wider,
         ],
     )
     figure = evidence(profile, seconds=0.01)["decode.step_ms.b16_m06"]
@@ -71,6 +88,61 @@ def test_regret_and_gain_come_from_validation(
     assert 0 <= (figures["regret.max"].value or 0.0) <= 0.01
     assert figures["regret.max"].met
     assert (figures["gain.vs_public.max"].value or 0.0) > 0
+
+
+def test_the_floor_share_is_the_median_over_cells_of_their_fastest_steps(
+    profile: Profile, row: Callable[..., Row]
+) -> None:
+    before = evidence(profile, seconds=0.01)["decode.floor_share.median"]
+    assert "3 cells" in before.conditions
+    assert "4,000 GB/s" in before.conditions
+    assert "50.0 GB/s" in before.conditions
+    slower = [row("step", Workload(16, 131072, 0.06), Config(prefetch_ctas=8), 1e6)]
+    other = [row("step", Workload(16, 131072, 0.06), Config(policy="sparse"), 1.0)]
+    profile.store.append("more", [*slower, *other])
+    after = evidence(profile, seconds=0.01)["decode.floor_share.median"]
+    assert (after.value, after.rows) == (before.value, before.rows + 1), "neither another count nor another policy"
+    assert 0.5 < (after.value or 0.0) < 1.0
+    # At another top-k it is a cell of its own; a step as long as its floor moves the median up.
+    w, c = Workload(16, 131072, 0.12), Config(prefetch_ctas=8)
+    floor = floor_of(MODELS["minicpm4.1-8b"], SparseSpec(), w, c, profile.machine)
+    profile.store.append("more", [row("step", w, c, floor.us)])
+    moved = evidence(profile, seconds=0.01)["decode.floor_share.median"]
+    assert (moved.value or 0.0) > (before.value or 0.0)
+
+
+def parity_row(prompt: int, policy: str, compared: int, mismatches: int, op: str = "smollm2") -> Row:
+    case: dict[str, float | int | str | bool] = {"prompt": prompt, "policy": policy}
+    return Row("parity", op, "s1", "greedy", case, (1.0,), {"compared": compared, "mismatches": mismatches})
+
+
+def test_parity_counts_prompts_once_and_every_token_that_differs(profile: Profile) -> None:
+    rows = [parity_row(i, p, 64, 0) for i in range(5) for p in ("dense", "sparse")]
+    profile.store.append("parity", [*rows, parity_row(9, "dense", 64, 7, op="another")])
+    figures = evidence(profile, seconds=0.01)
+    prompts, differ = figures["parity.smollm2.prompts"], figures["parity.smollm2.mismatches"]
+    assert (prompts.value, prompts.met, prompts.rows) == (5, True, 10)
+    assert (differ.value, differ.met) == (0, True)
+    assert "640 tokens compared; policies: dense, sparse" in differ.conditions
+    profile.store.append("parity", [parity_row(2, "dense", 64, 3)])
+    differ = evidence(profile, seconds=0.01)["parity.smollm2.mismatches"]
+    assert (differ.value, differ.met) == (3, False)
+
+
+def test_the_front_page_says_of_each_missing_value_why_it_is_missing() -> None:
+    figures = {
+        "a": Figure(None, "sequences", None, False, 3, "never", "s1"),
+        "b": Figure(None, "ms", 5.0, False, 0, "batch 1", "no rows"),
+        "c": Figure(1000.0, "steps/s", None, True, 0, "here", LIVE),
+        "d": Figure(1.234, "times", None, True, 2, "most", "s1"),
+    }
+    lines = evidence_block(figures).splitlines()[2:]
+    assert [line.split(" | ")[1] for line in lines] == [
+        "none",
+        "not measured",
+        "measured where you run it",
+        "1.23 times",
+    ]
 
 
 def test_without_rows_nothing_is_claimed(profile: Profile) -> None:
