@@ -10,7 +10,7 @@ from sparda.calibrate.measure.bench import Bench, step_case
 from sparda.calibrate.measure.steps import measure_step, stepped
 from sparda.calibrate.measure.timing import METHOD
 from sparda.calibrate.store import Value
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import POLICIES, Config, Workload, check_fits
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.reuse import reuse_trace
@@ -43,8 +43,7 @@ def _configs(workload: Workload, layers: int) -> list[Config]:
         config = Config(policy=policy)
         found.append(Config(policy=policy, prefetch_ctas=CTAS) if resident_layers(config, layers) < layers else config)
     for ahead in FARTHER.get((workload.batch, workload.context_tokens), ()):
-        if ahead < layers:
-            found.append(Config(policy="sparda", lookahead=ahead, prefetch_ctas=CTAS))
+        found.append(Config(policy="sparda", lookahead=ahead, prefetch_ctas=CTAS))
     return sorted(found, key=lambda c: (resident_layers(c, layers), side_data(c)))
 
 
@@ -62,17 +61,25 @@ def measure_policies(bench: Bench) -> None:
 
 
 def _due(bench: Bench, kind: str, workload: Workload, config: Config, case: dict[str, Value]) -> bool:
-    """Whether to measure the case now: not if it is measured already or does not fit, which is said."""
+    """Whether to measure the case now: not if it is measured already, cannot be or does not fit; the last two said."""
     if bench.measured(kind, config.policy, case):
         return False
-    if reason := bench.too_big(workload, config):
+    if reason := _hindrance(bench, workload, config):
         resident = f", {config.resident_blocks} resident blocks" if config.resident_blocks else ""
-        bench.say(
-            f"skipped: {config.policy}, batch {workload.batch}, {workload.context_tokens} tokens{resident} {reason}"
-        )
+        cell = f"batch {workload.batch}, {workload.context_tokens} tokens"
+        bench.say(f"skipped: {config.policy}, {cell}{resident}: {reason}")
         return False
     bench.clock.check()
     return True
+
+
+def _hindrance(bench: Bench, workload: Workload, config: Config) -> str:
+    """Why the case cannot be measured here, found without allocating anything; empty where it can."""
+    try:
+        check_fits(bench.shape, bench.spec, workload, config)
+    except SpardaError as e:
+        return str(e)
+    return bench.too_big(workload, config)
 
 
 def _residency_cases() -> Iterator[tuple[int, Config, float]]:

@@ -25,7 +25,7 @@ PARTS: dict[str, tuple[Callable[[Bench], None], float]] = {
     "kernels": (measure_kernels, 75.0),
     "corun": (measure_corun, 90.0),
     "steps": (measure_steps, 220.0),
-    "policies": (measure_policies, 130.0),
+    "policies": (measure_policies, 150.0),
     "residency": (measure_residency, 60.0),
 }
 """Parts of a session and how many seconds each takes on an H200."""

@@ -33,11 +33,14 @@ from sparda.calibrate.store import Row, Store
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.memory import memory_of
-from sparda.engine.policies import resident_layers
+from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.engine.trace import LAYER_PHASE
 from sparda.explore.cli.measure import PARTS as NAMED
 from tests.calibrate.measure_fakes import SHAPE, Gpu, install, rotating
+
+KNOWN = [p for p in POLICIES if p != "shallow"]
+"""Policies that a model of four layers can decode with."""
 
 
 @pytest.fixture
@@ -60,8 +63,8 @@ def test_every_policy_meets_every_batch_and_context_once(gpu: Gpu, tmp_path: Pat
     assert {(r.kind, len(r.samples_us)) for r in rows} == {("policy", REPEATS)}
     cells = Counter((r.op, workload_of(r), config_of(r).lookahead) for r in rows)
     assert set(cells.values()) == {1}
-    everywhere = {(p, Workload(b, c, 0.06), 1) for p in POLICIES for b in BATCHES for c in CONTEXTS}
-    # A lookahead of 4 is measured too, of models with more than four layers.
+    everywhere = {(p, Workload(b, c, 0.06), 1) for p in KNOWN for b in BATCHES for c in CONTEXTS}
+    # A lookahead of 4 and shallow are measured too, of models with more layers.
     farther = {("sparda", Workload(b, 131072, 0.06), ahead) for b in (4, 16, 64) for ahead in (2, 3)}
     assert set(cells) == everywhere | farther
     for r in rows:
@@ -74,7 +77,7 @@ def test_every_policy_meets_every_batch_and_context_once(gpu: Gpu, tmp_path: Pat
 
 def test_tiers_are_made_once_for_all_of_a_cell_that_can_share_them(gpu: Gpu, tmp_path: Path) -> None:
     measured(tmp_path, "policies")
-    made = [(t.workload.batch, t.workload.context_tokens, t.whole) for t in gpu.tiers]
+    made = [(t.workload.batch, t.workload.context_tokens, t.whole, side_data(t.config)) for t in gpu.tiers]
     assert len(made) == len(set(made))
     cells = [cell for cell, _ in groupby(made, key=lambda m: m[:2])]
     assert len(cells) == len(set(cells)) == len(BATCHES) * len(CONTEXTS)
@@ -87,11 +90,11 @@ def test_what_does_not_fit_is_said_and_never_allocated(
     size = memory_of(SHAPE, SparseSpec(), largest, Config("dense")).gpu_bytes
     memory(monkeypatch, size - 1)
     rows = measured(tmp_path, "policies")
-    resident = [p for p in POLICIES if resident_layers(Config(p), SHAPE.layers) == SHAPE.layers]
-    assert {r.op for r in rows if workload_of(r) == largest} == set(POLICIES) - set(resident)
+    resident = [p for p in KNOWN if resident_layers(Config(p), SHAPE.layers) == SHAPE.layers]
+    assert {r.op for r in rows if workload_of(r) == largest} == set(KNOWN) - set(resident)
     err = capsys.readouterr().err
     need = f"needs {size / 2**30:.0f} GiB of GPU memory, {(size - 1) / 2**30:.0f} GiB are there"
-    assert [f"skipped: {p}, batch 64, 131072 tokens {need}" in err for p in resident] == [True] * len(resident)
+    assert [f"skipped: {p}, batch 64, 131072 tokens: {need}" in err for p in resident] == [True] * len(resident)
     assert not [t for t in gpu.tiers if t.workload.batch == 64 and t.whole == SHAPE.layers and t.blocks > 2048]
     # Skipping takes no time: a session with nothing else to do is complete.
     assert main_measure(tmp_path, 0.0, ["policies"], SHAPE.name)["ended"] == "complete"
@@ -108,7 +111,7 @@ def test_a_context_too_short_for_a_trace_is_reported_and_the_rest_measured(
     monkeypatch.setattr(bench, "rotating_trace", picky)
     rows = measured(tmp_path, "policies")
     assert {r.op for r in rows if workload_of(r).context_tokens == 8192} == {"dense"}
-    assert {r.op for r in rows if workload_of(r).context_tokens == 32768} == set(POLICIES)
+    assert {r.op for r in rows if workload_of(r).context_tokens == 32768} == set(KNOWN)
     assert "skipped: too short for a trace" in capsys.readouterr().err
 
 
@@ -148,7 +151,7 @@ def test_resident_blocks_without_room_are_skipped(
     assert {(r.case["batch"], r.case["resident_blocks"]) for r in rows} == {
         (b, n) for b in RESIDENCY_BATCHES for n in RESIDENT
     } - {(64, 768)}
-    assert "skipped: sparda, batch 64, 131072 tokens, 768 resident blocks needs" in capsys.readouterr().err
+    assert "skipped: sparda, batch 64, 131072 tokens, 768 resident blocks: needs" in capsys.readouterr().err
 
 
 def test_a_residency_measurement_ends_before_any_layer_comes_to_the_end_of_its_trace() -> None:
