@@ -15,8 +15,8 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.reuse import reuse_trace
 
-CONTEXTS = (8192, 32768, 131072)
-BATCHES = (1, 4, 8, 16, 32, 64)
+CELLS = {8192: (1, 16, 64), 32768: (1, 4, 8, 16, 32, 64), 131072: (1, 4, 8, 16, 32, 64)}
+"""Batches by context in tokens."""
 MISS_RATE = 0.06
 CTAS = 3
 """Prefetch CTAs of whatever offloads: the fewest that fill a link, in every batch near the best count."""
@@ -52,8 +52,8 @@ def measure_policies(bench: Bench) -> None:
 
     What the GPU has no memory for leaves no row; what it would need can be computed.
     """
-    for context in CONTEXTS:
-        for batch in BATCHES:
+    for context, batches in CELLS.items():
+        for batch in batches:
             workload = Workload(batch, context, MISS_RATE)
             for config in _configs(workload, bench.shape.layers):
                 if _due(bench, "policy", workload, config, step_case(workload, config)):

@@ -17,8 +17,7 @@ import torch
 from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.measure import bench, policies
 from sparda.calibrate.measure.policies import (
-    BATCHES,
-    CONTEXTS,
+    CELLS,
     CTAS,
     FILL,
     PERIOD,
@@ -63,7 +62,7 @@ def test_every_policy_meets_every_batch_and_context_once(gpu: Gpu, tmp_path: Pat
     assert {(r.kind, len(r.samples_us)) for r in rows} == {("policy", REPEATS)}
     cells = Counter((r.op, workload_of(r), config_of(r).lookahead) for r in rows)
     assert set(cells.values()) == {1}
-    everywhere = {(p, Workload(b, c, 0.06), 1) for p in KNOWN for b in BATCHES for c in CONTEXTS}
+    everywhere = {(p, Workload(b, c, 0.06), 1) for p in KNOWN for c, batches in CELLS.items() for b in batches}
     # A lookahead of 4 and shallow are measured too, of models with more layers.
     farther = {("sparda", Workload(b, 131072, 0.06), ahead) for b in (4, 16, 64) for ahead in (2, 3)}
     assert set(cells) == everywhere | farther
@@ -80,7 +79,7 @@ def test_tiers_are_made_once_for_all_of_a_cell_that_can_share_them(gpu: Gpu, tmp
     made = [(t.workload.batch, t.workload.context_tokens, t.whole, side_data(t.config)) for t in gpu.tiers]
     assert len(made) == len(set(made))
     cells = [cell for cell, _ in groupby(made, key=lambda m: m[:2])]
-    assert len(cells) == len(set(cells)) == len(BATCHES) * len(CONTEXTS)
+    assert len(cells) == len(set(cells)) == sum(map(len, CELLS.values()))
 
 
 def test_what_does_not_fit_is_said_and_never_allocated(
