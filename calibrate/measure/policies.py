@@ -15,7 +15,7 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.reuse import reuse_trace
 
-CELLS = {8192: (1, 16, 64), 32768: (1, 4, 8, 16, 32, 64), 131072: (1, 4, 8, 16, 32, 64)}
+CELLS = {8192: (1, 16, 64), 32768: (1, 4, 16, 32, 64), 131072: (1, 4, 8, 16, 32, 64)}
 """Batches by context in tokens."""
 MISS_RATE = 0.06
 CTAS = 3
