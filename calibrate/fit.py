@@ -59,6 +59,9 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 
+FITTED_TO = ("kernel", "link", "corun", "step")
+"""Kinds of rows that make a profile, by fitting or by judging; others may be of another model."""
+
 AXES = (
     "batch",
     "context_tokens",
@@ -77,7 +80,8 @@ def calibrate(folder: Path, name: str) -> Profile:
     Raises SpardaError where rows are missing.
     """
     store = Store(folder)
-    models = {str(p.get("model")) for p in store.provenance.values()}
+    fitted_to = {r.session for kind in FITTED_TO for r in store.rows(kind)}
+    models = {str(p.get("model")) for name, p in store.provenance.items() if name in fitted_to}
     if len(models) != 1:
         raise SpardaError(f"{folder} must hold the rows of one model, found {', '.join(sorted(models)) or 'none'}.")
     shape, spec = model_named(models.pop()), SparseSpec()
