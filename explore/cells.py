@@ -17,6 +17,10 @@ TOLERANCE = 0.03
 
 NOT_RUN = "-"
 
+JUDGING = ("validation", "step")
+"""Kinds of rows that judge a choice: the runs of a validation, interleaved and repeated; or, where none has the chosen
+configuration, whole steps that one session measured one after the other."""
+
 
 def public_ctas(batch: int) -> int:
     """CTAs that the public SparDA launcher gives an H100: 16 up to batch 16, else 32.
@@ -136,20 +140,23 @@ def _with_ctas(config: Config, ctas: int) -> Config:
 
 def _rows_of(workload: Workload, chosen: Config, rows: Sequence[Row]) -> list[Row]:
     key = cell_key(workload)
-    here = [r for r in rows if r.kind == "validation" and cell_key(workload_of(r)) == key]
+    here = [r for r in rows if r.kind in JUDGING and cell_key(workload_of(r)) == key]
     return [r for r in here if (config_of(r).policy, config_of(r).top_k) == (chosen.policy, chosen.top_k)]
 
 
 def _one_session(rows: Sequence[Row], chosen: Config) -> list[Row]:
-    """The rows of the session that measured the chosen configuration among most others; the newest of equals."""
-    by_session: dict[str, dict[str, Row]] = {}
+    """The rows of one kind of the session that measured the chosen configuration: a validation's before whole steps,
+    then those among most others, then the newest.
+    """
+    by_session: dict[tuple[str, str], dict[str, Row]] = {}
     for row in rows:
-        by_session.setdefault(row.session, {})[row.key] = row
+        by_session.setdefault((row.session, row.kind), {})[row.key] = row
     if not by_session:
         return []
 
-    def worth(item: tuple[int, list[Row]]) -> tuple[bool, int, int]:
+    def worth(item: tuple[int, list[Row]]) -> tuple[bool, bool, int, int]:
         order, found = item
-        return any(_same(config_of(r), chosen) for r in found), len(found), order
+        own = any(_same(config_of(r), chosen) for r in found)
+        return own, found[0].kind == JUDGING[0], len(found), order
 
     return max(enumerate(list(found.values()) for found in by_session.values()), key=worth)[1]

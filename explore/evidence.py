@@ -63,7 +63,7 @@ class _Evidence(Rows):
 
     def cells(self) -> list[CellVerdict]:
         path = self.profile.folder / FILE
-        return verdicts(read_cells(path), self.validation) if path.exists() and self.validation else []
+        return verdicts(read_cells(path), self.judging) if path.exists() and self.judging else []
 
     def validated(self) -> dict[str, Figure]:
         """Regret of the chosen configurations and their gain over the public rule, both measured."""
@@ -78,7 +78,7 @@ class _Evidence(Rows):
                 "share of the best measured step",
                 0.03,
                 False,
-                self.validation,
+                self.judging,
                 f"{text}; worst: {_cell_text(worst)}" if worst else text,
             ),
             "gain.vs_public.max": self.figure(
@@ -86,7 +86,7 @@ class _Evidence(Rows):
                 "tokens/s over the public rule's CTA count, less 1",
                 None,
                 True,
-                self.validation,
+                self.judging,
                 f"{text}; most: {_cell_text(most)}" if most else text,
             ),
         }

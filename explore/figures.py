@@ -48,6 +48,8 @@ class Rows:
         self.link = [r for r in store.latest("link") if "gb_s" in r.values]
         self.steps = store.latest("step")
         self.validation = store.rows("validation")
+        self.judging = [*self.validation, *self.steps]
+        """What a choice is judged by: see ``cells.JUDGING``."""
         self.policies = store.latest("policy")
         self.parity = store.latest("parity")
         self.sessions = store.provenance

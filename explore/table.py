@@ -9,7 +9,7 @@ from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.loader import to_plain
-from sparda.explore.cells import NOT_RUN, cell_verdict, public_ctas
+from sparda.explore.cells import JUDGING, NOT_RUN, cell_verdict, public_ctas
 from sparda.explore.predict import Predictor
 from sparda.explore.scenario import Scenario
 from sparda.explore.space import Space, enumerate_space, noise_of, pick
@@ -93,7 +93,7 @@ def cta_table(
     predictor = predictor or Predictor.of(profile, scenario)
     space = Space.of_table(scenario.grid, scenario.config)
     noise = noise_of(profile)
-    measured = profile.store.rows("validation") if profile.model == scenario.model else []
+    measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model else []
     rows = []
     for workload in scenario.grid.cells:
         rows.append(_row(predictor, space, workload, scenario.config, noise, measured))

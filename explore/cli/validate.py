@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> Output:
         return _winners(args)
     from sparda.calibrate.store import Store
     from sparda.explore import validate
+    from sparda.explore.cells import JUDGING
 
     if not args.verdicts:
         require_gpu("validate")
@@ -57,10 +58,10 @@ def run(args: argparse.Namespace) -> Output:
     cells = validate.read_cells(path)
     if not args.verdicts:
         validate.measure_cells(path, out, args.budget)
-    rows = Store(out).rows("validation")
+    rows = [row for kind in JUDGING for row in Store(out).rows(kind)]
     if not rows:
         raise SpardaError(
-            f"{out} has no validation rows; measure them with `sparda validate --cells {path} --out {out}`."
+            f"{out} has no rows to judge by; measure them with `sparda validate --cells {path} --out {out}`."
         )
     found = validate.verdicts(cells, rows)
     totals = validate.summary(found)
