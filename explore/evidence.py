@@ -17,6 +17,9 @@ from sparda.explore.text import count
 from sparda.explore.validate import FILE, read_cells, verdicts
 from sparda.sim.speed import steps_per_second
 
+FEW = 4
+"""CTAs up to which a copy finds places beside attention at once; what the search picks lies there."""
+
 
 class _Evidence(Rows):
     """Figures of the link, of the simulator and of the search."""
@@ -45,10 +48,11 @@ class _Evidence(Rows):
         steps = self._held_out()
         band = error_band(steps) if steps else None
         worst = max(steps, key=lambda h: abs(h.error), default=None)
+        few = [h for h in steps if h.config.prefetch_ctas <= FEW]
         where = f"worst: batch {worst.workload.batch}, {worst.config.policy}" if worst else "no rows"
         text = "measured whole steps, simulated from kernel, link and co-run rows alone"
 
-        def held(value: float | None, unit: str, target: float, higher: bool, more: str = "") -> Figure:
+        def held(value: float | None, unit: str, target: float | None, higher: bool, more: str = "") -> Figure:
             return self.figure(value, unit, target, higher, self.steps, f"{text}{more}")
 
         unit = "share of the measured step"
@@ -56,6 +60,9 @@ class _Evidence(Rows):
             "heldout.steps.count": held(float(len(steps)), "steps", 40, True),
             "heldout.steps.median": held(band.median if band else None, unit, 0.05, False),
             "heldout.steps.max": held(band.worst if band else None, unit, 0.15, False, f"; {where}"),
+            "heldout.steps.max.few_ctas": held(
+                max((abs(h.error) for h in few), default=None), unit, None, False, f"; {len(few)} of up to {FEW} CTAs"
+            ),
         }
 
     def _held_out(self) -> list[HeldOut]:

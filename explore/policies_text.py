@@ -12,7 +12,7 @@ from sparda.explore.text import GIB, columns, misses, percent, tokens_label, wra
 
 def text_of(c: Comparison, batch: int, context: int, tokens: bool) -> str:
     """All of it: a table per context, one cell in detail, resident blocks, answers."""
-    sections = [_grid(c, at, rate, tokens) for at, rate in c.grids]
+    sections = [grid_text(c, at, rate, tokens) for at, rate in c.grids]
     marks = f"*: the best of its column. GiB: does not fit, the GPU memory it needs of {_gpu(c)} GiB. -: not measured."
     head = wrapped(f"Policies side by side, {c.model} on {c.machine.gpu}. Profile {c.profile}. {marks}")
     sections += [_detail(c, c.at(batch, context))]
@@ -25,7 +25,8 @@ def _gpu(c: Comparison) -> str:
     return f"{c.machine.hbm_capacity_bytes / GIB:.0f}"
 
 
-def _grid(c: Comparison, context: int, rate: float, tokens: bool) -> str:
+def grid_text(c: Comparison, context: int, rate: float, tokens: bool) -> str:
+    """The table of one context and miss rate: a row per policy, a column per batch."""
     grid = c.grid(context, rate)
     best = {b: _best([row[b] for row in grid.values()]) for b in c.batches}
     rows = [[label, *(_entry(row[b], tokens, row[b] is best[b]) for b in c.batches)] for label, row in grid.items()]

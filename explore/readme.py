@@ -1,4 +1,4 @@
-"""The parts of the README that are computed: the evidence table and an excerpt of the CTA table."""
+"""The parts of the README that are computed: evidence, an excerpt of the CTA table, policies side by side."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from sparda.explore.exports import table_text
 from sparda.explore.figures import LIVE, Figure
+from sparda.explore.policies import Comparison
+from sparda.explore.policies_text import grid_text
 from sparda.explore.table import CtaTable
 
 YOURS = "measured where you run it"
@@ -43,3 +45,9 @@ def table_block(table: CtaTable, context_tokens: int, batches: Sequence[int]) ->
     rows = dict(zip(((r.context_tokens, r.batch, r.miss_rate) for r in table.rows), printed[2:], strict=False))
     kept = [line for (context, batch, _), line in rows.items() if context == context_tokens and batch in batches]
     return "\n".join([*printed[:2], *kept])
+
+
+def policies_block(comparison: Comparison, context_tokens: int) -> str:
+    """Tokens/s of every policy at one context, as ``sparda policies --tokens`` prints them."""
+    rates = [rate for context, rate in comparison.grids if context == context_tokens]
+    return "\n\n".join(grid_text(comparison, context_tokens, rate, True) for rate in rates)

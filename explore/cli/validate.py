@@ -59,12 +59,12 @@ def run(args: argparse.Namespace) -> Output:
     if not args.verdicts:
         validate.measure_cells(path, out, args.budget)
     rows = [row for kind in JUDGING for row in Store(out).rows(kind)]
-    if not rows:
-        raise SpardaError(
-            f"{out} has no rows to judge by; measure them with `sparda validate --cells {path} --out {out}`."
-        )
     found = validate.verdicts(cells, rows)
     totals = validate.summary(found)
+    if not totals.runs:
+        raise SpardaError(
+            f"{out} has no rows of what {path} names; measure them with `sparda validate --cells {path} --out {out}`."
+        )
     data: dict[str, object] = {
         "profile": cells.profile,
         "model": cells.model,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,9 @@ def test_a_folder_must_hold_the_rows_of_one_model(store: Store, tmp_path: Path) 
     with pytest.raises(SpardaError, match="must hold the rows of one model, found none"):
         calibrate(tmp_path / "empty", "none")
     store.add_session("s2", {**GPU, "model": "another"})
+    store.append("parity", [replace(row("parity", "small", {"prompt": 0}, 1.0), session="s2")])
+    assert calibrate(store.folder, "none").model == MODEL.name
+    store.append("kernel", [replace(row("kernel", "norm", {"batch": 3}, 1.0), session="s2")])
     with pytest.raises(SpardaError, match=f"must hold the rows of one model, found another, {MODEL.name}"):
         calibrate(store.folder, "none")
 

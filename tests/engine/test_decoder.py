@@ -257,8 +257,9 @@ def test_weights_that_a_policy_needs_and_the_model_lacks_are_named(policy: str, 
         Decoder(make_plan(SHAPE, SPEC, workload, config), poorer, tiers)
 
 
-@pytest.mark.parametrize("lookahead", [0, 1, 2])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "lookahead"), [(p, a) for p in POLICIES for a in (0, 1, 2) if p != "infinigen" or a == 1]
+)
 def test_every_kind_of_operation_is_bound(policy: str, lookahead: int) -> None:
     decoder = decoder_of(config_of(policy, lookahead), 1)
     assert {op.kind for op in decoder.plan} <= decoder.bindings.keys()

@@ -144,7 +144,7 @@ def test_table_prints_or_writes_every_format(shipped: Profile, capsys: Capture, 
 
 def test_evidence_has_every_figure(shipped: Profile, capsys: Capture) -> None:
     figures = one_object(capsys, "evidence", "--seconds", "0.01")["figures"]
-    assert len(figures) == 21
+    assert len(figures) == 22
     keys = {"value", "unit", "target", "rows", "conditions", "provenance", "met"}
     assert all(keys <= set(f) for f in figures.values())
     assert cli.main(["evidence", "--seconds", "0.01"]) == 0
@@ -156,7 +156,7 @@ def test_validate_writes_winners_and_judges_rows(
 ) -> None:
     path = shipped.folder / FILE
     assert len(one_object(capsys, "validate", "--winners", str(path), *SMALL, *FEW)["cells"]) == 2
-    assert "no validation rows" in mistake(capsys, "validate", "--verdicts")
+    assert "has no rows of what" in mistake(capsys, "validate", "--verdicts")
     cells = read_cells(path).cells
     rows = [row("validation", c.workload, r.config, r.predicted_us) for c in cells for r in c.runs]
     Store(shipped.folder).append("v", rows)

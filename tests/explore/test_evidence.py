@@ -37,6 +37,7 @@ IDS = [
     "heldout.steps.count",
     "heldout.steps.median",
     "heldout.steps.max",
+    "heldout.steps.max.few_ctas",
     "regret.max",
     "gain.vs_public.max",
     "sim.steps_per_s",

@@ -9,7 +9,8 @@ import pytest
 
 from sparda.calibrate.profile import Profile, load_profile
 from sparda.explore.evidence import evidence
-from sparda.explore.readme import evidence_block, table_block
+from sparda.explore.policies import comparison
+from sparda.explore.readme import evidence_block, policies_block, table_block
 from sparda.explore.scenario import default_scenario
 from sparda.explore.table import cta_table
 
@@ -36,6 +37,10 @@ def test_the_table_on_the_front_page_is_what_the_command_prints(shipped: Profile
     table = cta_table(shipped, default_scenario())
     assert block("table") == table_block(table, 131072, (4, 16, 32, 64))
     assert len(block("table").splitlines()) == 2 + 4 * 3
+
+
+def test_the_policies_on_the_front_page_are_what_the_command_prints(shipped: Profile) -> None:
+    assert block("policies") == policies_block(comparison(shipped), 131072)
 
 
 def test_every_command_on_the_front_page_exists() -> None:
