@@ -34,7 +34,7 @@ def forked(plan: Plan) -> frozenset[int]:
     """Operations to launch apart: the two that follow a fork on their stream.
 
     Launched ahead, their thread blocks would fill the GPU before the other stream's kernels, which wait for the same
-    event, could get a place; a step is then up to 15 % longer.
+    event, could get a place: the choice, and the copy after it, would start a whole attention later.
     """
     awaited = {index for op in plan for index in op.after}
     before: dict[str, tuple[int, ...]] = {}

@@ -21,11 +21,11 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import model_named
 
 PARTS: dict[str, tuple[Callable[[Bench], None], float]] = {
-    "link": (measure_link, 30.0),
-    "kernels": (measure_kernels, 75.0),
-    "corun": (measure_corun, 90.0),
-    "steps": (measure_steps, 220.0),
-    "policies": (measure_policies, 150.0),
+    "link": (measure_link, 45.0),
+    "kernels": (measure_kernels, 120.0),
+    "corun": (measure_corun, 95.0),
+    "steps": (measure_steps, 210.0),
+    "policies": (measure_policies, 120.0),
     "residency": (measure_residency, 60.0),
 }
 """Parts of a session and how many seconds each takes on an H200."""

@@ -181,7 +181,9 @@ def test_a_folder_must_hold_the_rows_of_one_model(store: Store, tmp_path: Path) 
         calibrate(tmp_path / "empty", "none")
     store.add_session("s2", {**GPU, "model": "another"})
     store.append("parity", [replace(row("parity", "small", {"prompt": 0}, 1.0), session="s2")])
-    assert calibrate(store.folder, "none").model == MODEL.name
+    # The rows of another model that no cost is fitted to are no hindrance; these have no steps to be judged by.
+    with pytest.raises(SpardaError, match="no whole steps to judge the fit by"):
+        calibrate(store.folder, "none")
     store.append("kernel", [replace(row("kernel", "norm", {"batch": 3}, 1.0), session="s2")])
     with pytest.raises(SpardaError, match=f"must hold the rows of one model, found another, {MODEL.name}"):
         calibrate(store.folder, "none")
