@@ -24,7 +24,8 @@ def check_room(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
     SpardaError with what is needed, what is there and what to lower.
     """
     memory = memory_of(shape, spec, workload, config)
-    kept = memory.resident_bytes + memory.compressed_bytes + prefill_bytes(shape, workload.context_tokens)
+    kept = memory.resident_bytes + memory.compressed_bytes + memory.side_bytes
+    kept += prefill_bytes(shape, workload.context_tokens)
     if device.type == "cuda":
         _require("GPU memory", kept + memory.workspace_bytes, gpu_free_bytes(device), workload)
         _require("host memory to pin", memory.pinned_bytes, host_free_bytes(), workload)
