@@ -39,6 +39,9 @@ class Batch:
     Everything is allocated and captured here; rows then come and go without either. A ``top_k`` above the blocks of
     the capacity is lowered to them: all are chosen. ``stop``: tokens that end a sequence. ``chunk``: see ``prefill``.
     Raises SpardaError where memory does not suffice, before it takes any.
+
+    Partial keys of all prompts lie along the directions of the first that enters a row (``PartialKeys``). Let that be a
+    long one, of ``partial.SAMPLE`` tokens at best: a prompt of a few words says little about the model's directions.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class Batch:
         if not free:
             raise SpardaError(f"all {len(self.generations)} rows are in use; step until one ends.")
         row, generation = free[0], Generation(len(prompt), max_new)
-        prefilled = prefill(self.weights, torch.tensor(prompt, dtype=torch.int64), chunk=self.chunk)
+        tokens = torch.tensor(prompt, dtype=torch.int64)
+        prefilled = prefill(self.weights, tokens, chunk=self.chunk, sample=self.tiers.sample)
         first = int(prefilled.logits.argmax())
         self._take(generation, first)
         self.generations[row] = generation

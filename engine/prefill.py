@@ -28,23 +28,26 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class Prefilled:
     """What a prompt of S tokens leaves behind, in the type of the weights, on their device.
 
-    ``keys`` (rotated) and ``values`` [L, H, S, head_dim]; ``logits`` [vocab] of the last token.
+    ``keys`` (rotated) and ``values`` [L, H, S, head_dim]; ``logits`` [vocab] of the last token. ``queries`` (rotated)
+    [L, Hq, N, head_dim] of the first N tokens, where any were asked for.
     """
 
     keys: Tensor
     values: Tensor
     logits: Tensor
+    queries: Tensor | None = None
 
     @property
     def tokens(self) -> int:
         return int(self.keys.shape[2])
 
 
-def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK) -> Prefilled:
+def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK, sample: int = 0) -> Prefilled:
     """Run a prompt through the model: ``tokens`` int64 [S], at least one, on any device.
 
     Values are rounded where the decode step stores them. ``chunk`` changes memory and speed, and the result only by
-    the rounding of sums in another order. Raises SpardaError for an empty prompt and one above the model's context.
+    the rounding of sums in another order. The queries of the first ``sample`` tokens are kept, of all where there are
+    fewer. Raises SpardaError for an empty prompt and one above the model's context.
     """
     s = weights.shape
     length = int(tokens.numel())
@@ -53,6 +56,8 @@ def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK) -> Prefille
     device = weights.embed.device
     keys = torch.empty(s.layers, s.kv_heads, length, s.head_dim, dtype=DTYPES[s.value_bytes], device=device)
     values = torch.empty_like(keys)
+    sampled = min(sample, length)
+    queries = keys.new_empty(s.layers, s.heads, sampled, s.head_dim) if sampled else None
     cos, sin = rope_table(s, length, device)
     tokens = tokens.to(device)
     for start in range(0, length, chunk):
@@ -60,18 +65,20 @@ def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK) -> Prefille
         x = weights.embed[tokens[here]]
         for layer, w in enumerate(weights.layers):
             q = _enter(s, w, _norm(s, x, w.norm), cos[here], sin[here], keys[layer, :, here], values[layer, :, here])
+            if queries is not None and start < sampled:
+                queries[layer, :, here] = q[:, : sampled - start]
             attended = _attend(s, q, keys[layer, :, : here.stop], values[layer, :, : here.stop])
             x = x + attended @ w.output.T
             gate, up = (_norm(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
             x = x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
-    return Prefilled(keys, values, _norm(s, x[-1], weights.final_norm) @ weights.head.T)
+    return Prefilled(keys, values, _norm(s, x[-1], weights.final_norm) @ weights.head.T, queries)
 
 
-def prefill_bytes(shape: ModelShape, tokens: int, chunk: int = CHUNK) -> int:
-    """GPU bytes that ``prefill`` takes at the least: keys and values of the prompt, activations of a chunk."""
-    kv = 2 * shape.layers * shape.kv_width * tokens
+def prefill_bytes(shape: ModelShape, tokens: int, chunk: int = CHUNK, sample: int = 0) -> int:
+    """GPU bytes that ``prefill`` takes at the least: keys, values, queries that are kept, activations of a chunk."""
+    kept = shape.layers * (2 * shape.kv_width * tokens + shape.q_width * min(sample, tokens))
     rows = min(chunk, tokens) * (4 * shape.d_model + 3 * shape.q_width + 5 * shape.ffn)
-    return (kv + rows) * shape.value_bytes
+    return (kept + rows) * shape.value_bytes
 
 
 def _norm(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.memory import memory_of
+from sparda.engine.partial import SAMPLE
+from sparda.engine.policies import side_data
 from sparda.engine.prefill import prefill_bytes
 from sparda.engine.shapes import ModelShape, SparseSpec
 
@@ -20,12 +22,13 @@ HOST_SPARE = 0.95
 def check_room(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config, device: torch.device) -> None:
     """Refuse a batch that does not fit beside the weights, which are on the device already.
 
-    Counts the KV cache, the buffers of a step and the prefill of one prompt as long as the context. Raises
-    SpardaError with what is needed, what is there and what to lower.
+    Counts the KV cache, what a policy keeps besides, the buffers of a step and the prefill of one prompt as long as
+    the context. Raises SpardaError with what is needed, what is there and what to lower.
     """
     memory = memory_of(shape, spec, workload, config)
+    sample = SAMPLE if "partial" in side_data(config) else 0
     kept = memory.resident_bytes + memory.compressed_bytes + memory.side_bytes
-    kept += prefill_bytes(shape, workload.context_tokens)
+    kept += prefill_bytes(shape, workload.context_tokens, sample=sample)
     if device.type == "cuda":
         _require("GPU memory", kept + memory.workspace_bytes, gpu_free_bytes(device), workload)
         _require("host memory to pin", memory.pinned_bytes, host_free_bytes(), workload)

@@ -109,8 +109,13 @@ class Tiers:
         self.counted_from = 0
         self.side: list[Callable[[int, Prefilled], None]] = []
         """Called with a row and its prompt by ``admit``: fills what a policy keeps of tokens besides K and V."""
-        if (partial := self.partial) is not None:
-            self.side.append(lambda row, prompt: partial.admit(row, prompt.keys[self.whole :]))
+        if self.partial is not None:
+            self.side.append(self._admit_partial)
+
+    @property
+    def sample(self) -> int:
+        """The tokens whose queries are wanted with the next prompt: ``prefill`` is to be asked for them."""
+        return self.partial.sample if self.partial is not None else 0
 
     def _layer(self, layer: int) -> LayerTier:
         whole = layer < self.whole
@@ -212,6 +217,11 @@ class Tiers:
         admission.admit(self, sequence, prefilled)
         for fill in self.side:
             fill(sequence, prefilled)
+
+    def _admit_partial(self, sequence: int, prefilled: Prefilled) -> None:
+        assert self.partial is not None
+        queries = None if prefilled.queries is None else prefilled.queries[self.whole :]
+        self.partial.admit(sequence, prefilled.keys[self.whole :], queries)
 
     def park(self, sequence: int) -> None:
         """Leave row ``sequence`` unused: see ``admission.park``."""

@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the engine needs torch")
 import torch
 from torch import Tensor
 
-from sparda.engine.partial import PartialKeys, along, partial_basis, random_basis
+from sparda.engine.partial import SAMPLE, PartialKeys, along, partial_basis, random_basis
 from sparda.engine.shapes import MODELS
 
 DIM, TOKENS, GROUP, HEADS = 32, 256, 4, 2
@@ -78,9 +78,26 @@ def test_a_direction_along_which_keys_are_small_is_not_kept_however_large_the_qu
     assert float(kept[1].norm()) > 0.9
 
 
-def test_a_short_sample_still_gives_as_many_directions_as_asked_for() -> None:
+@pytest.mark.parametrize("tokens", [1, 5, 16, 31, 32, 33])
+@pytest.mark.parametrize("dims", [16, 32])
+def test_a_short_sample_still_gives_as_many_orthonormal_directions_as_asked_for(tokens: int, dims: int) -> None:
     queries, keys = sample()
-    assert partial_basis(queries[:, :, :5], keys[:, :5], 16).shape == (HEADS, DIM, 16)
+    basis = partial_basis(queries[:, :, :tokens], keys[:, :tokens], dims)
+    assert basis.shape == (HEADS, DIM, dims)
+    torch.testing.assert_close(basis.mT @ basis, torch.eye(dims).expand(HEADS, -1, -1), rtol=0, atol=1e-5)
+
+
+def test_what_a_single_token_asks_for_is_among_its_directions() -> None:
+    """One of them is along its mean query, so its score of any key is kept."""
+    queries, keys = sample()
+    kept = partial_basis(queries[:, :, :1], keys[:, :1], 16)
+    one = queries[:, :, 0].mean(1, keepdim=True)
+    torch.testing.assert_close(one @ kept @ kept.mT, one, rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_sample_gives_the_same_directions_however_short() -> None:
+    queries, keys = (x[..., :3, :] for x in sample())
+    assert torch.equal(partial_basis(queries, keys, 16), partial_basis(queries.clone(), keys.clone(), 16))
 
 
 def test_a_random_basis_is_a_part_of_a_rotation_the_same_for_every_layer_and_seed() -> None:
@@ -112,3 +129,51 @@ def test_a_prompt_enters_its_own_row_of_every_layer() -> None:
     torch.testing.assert_close(partial.rows[:, 1, :, :13], torch.einsum("lhtd,lhdr->lhtr", keys, basis))
     assert not partial.rows[:, [0, 2]].any()
     assert not partial.rows[:, 1, :, 13:].any()
+
+
+def empty(rows: int = 2) -> PartialKeys:
+    """Two layers with as many directions as a quarter of a head has, along nothing yet."""
+    return PartialKeys(torch.zeros(2, HEADS, DIM, DIM // 4), torch.zeros(2, rows, HEADS, TOKENS, DIM // 4))
+
+
+def prompt(seed: int, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
+    """Keys [2, H, N, D] and queries [2, Hq, N, D] of two layers."""
+    layers = [sample(seed), sample(seed + 1)]
+    keys, queries = torch.stack([k for _, k in layers]), torch.stack([q.flatten(0, 1) for q, _ in layers])
+    return keys[:, :, :tokens], queries[:, :, :tokens]
+
+
+def test_the_first_prompt_gives_each_layer_its_directions_before_its_keys_are_stored() -> None:
+    partial, (keys, queries) = empty(), prompt(0)
+    partial.admit(1, keys, queries[:, :, :40])
+    for layer in range(2):
+        own = queries[layer].view(HEADS, GROUP, TOKENS, DIM)[:, :, :40]
+        assert torch.equal(partial.basis[layer], partial_basis(own, keys[layer, :, :40], DIM // 4))
+    torch.testing.assert_close(partial.rows[:, 1], torch.einsum("lhtd,lhdr->lhtr", keys, partial.basis))
+    assert not torch.equal(partial.basis[0], partial.basis[1])
+
+
+@pytest.mark.parametrize("tokens", [1, TOKENS])
+def test_later_prompts_leave_the_directions_alone_however_short_the_first(tokens: int) -> None:
+    partial = empty()
+    address = partial.basis.data_ptr()
+    assert partial.sample == SAMPLE
+    partial.admit(0, *prompt(0, tokens))
+    assert partial.sample == 0
+    before, stored = partial.basis.clone(), partial.rows[:, 0].clone()
+    partial.admit(1, *prompt(5))
+    assert torch.equal(partial.basis, before)
+    assert torch.equal(partial.rows[:, 0], stored)
+    assert partial.basis.data_ptr() == address
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_keys_that_are_stored_settle_the_directions_without_queries_too(seeded: bool) -> None:
+    partial, (keys, queries) = empty(), prompt(0)
+    if seeded:
+        partial.fill(0, keys)
+    else:
+        partial.admit(0, keys)
+    assert partial.sample == 0
+    partial.admit(1, keys, queries)
+    assert not partial.basis.any()

@@ -40,8 +40,11 @@ def weights(value_bytes: int = 4) -> Weights:
     return random_weights(replace(SHAPE, value_bytes=value_bytes), "cpu", seed=1)
 
 
-def plain(tokens: Tensor, w: Weights) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Keys, values per layer [H, S, D] and the last logits: the whole S x S attention in double precision."""
+def plain(tokens: Tensor, w: Weights) -> tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]]:
+    """Keys, values per layer [H, S, D], the last logits, queries per layer [Hq, S, D].
+
+    The whole S x S attention in double precision.
+    """
     s, length = w.shape, len(tokens)
     cos, sin = (t.double() for t in rope_table(s, length, "cpu"))
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
@@ -53,24 +56,28 @@ def plain(tokens: Tensor, w: Weights) -> tuple[list[Tensor], list[Tensor], Tenso
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
-    x, keys, values = w.embed[tokens].double(), [], []
+    x, keys, values, queries = w.embed[tokens].double(), [], [], []
     for layer in w.layers:
         rows = norm(x, layer.norm) @ layer.fused[: s.q_width + 2 * s.kv_width].double().T
         q, k, v = rows.view(length, -1, s.head_dim).transpose(0, 1).split([s.heads, s.kv_heads, s.kv_heads])
         keys.append(rope(k))
         values.append(v)
+        queries.append(rope(q))
         out = torch.empty(length, s.heads, s.head_dim, dtype=torch.float64)
         for head in range(s.heads):
-            logits = rope(q)[head] @ keys[-1][head // s.group].T / s.head_dim**0.5
+            logits = queries[-1][head] @ keys[-1][head // s.group].T / s.head_dim**0.5
             out[:, head] = logits.masked_fill(later, -torch.inf).softmax(-1) @ v[head // s.group]
         x = x + out.flatten(1) @ layer.output.double().T
         gate, up = (norm(x, layer.ffn_norm) @ layer.gate_up.double().T).chunk(2, -1)
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.double().T
-    return keys, values, norm(x[-1], w.final_norm) @ w.head.double().T
+    return keys, values, norm(x[-1], w.final_norm) @ w.head.double().T, queries
 
 
-def same(got: Prefilled, want: tuple[list[Tensor], list[Tensor], Tensor], tolerance: float) -> bool:
-    pairs = zip((got.keys, got.values, got.logits), (torch.stack(want[0]), torch.stack(want[1]), want[2]), strict=True)
+def same(got: Prefilled, want: tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]], tolerance: float) -> bool:
+    """Queries are compared where they were kept, as many as were."""
+    pairs = [(got.keys, torch.stack(want[0])), (got.values, torch.stack(want[1])), (got.logits, want[2])]
+    if got.queries is not None:
+        pairs.append((got.queries, torch.stack(want[3])[:, :, : got.queries.shape[2]]))
     return all(g.shape == w.shape and float((g.double() - w).norm() / w.norm()) <= tolerance for g, w in pairs)
 
 
@@ -88,6 +95,19 @@ def test_values_of_two_bytes_are_rounded_and_no_more() -> None:
 @pytest.mark.parametrize("chunk", [1, 16, 37, 74, 75, 200])
 def test_the_size_of_a_chunk_leaves_no_trace(chunk: int) -> None:
     assert same(prefill(weights(), TOKENS, chunk=chunk), plain(TOKENS, weights()), 1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 37, 75, 200])
+@pytest.mark.parametrize(("sample", "kept"), [(1, 1), (16, 16), (40, 40), (75, 75), (2048, 75)])
+def test_the_queries_of_the_first_tokens_are_kept_as_they_are_rotated(sample: int, kept: int, chunk: int) -> None:
+    found = prefill(weights(), TOKENS, chunk=chunk, sample=sample)
+    assert found.queries is not None
+    assert found.queries.shape == (3, 6, kept, 64)
+    assert same(found, plain(TOKENS, weights()), 1e-5)
+
+
+def test_no_queries_are_kept_unless_asked_for() -> None:
+    assert prefill(weights(), TOKENS).queries is None
 
 
 def test_no_token_sees_those_after_it() -> None:
@@ -109,6 +129,9 @@ def test_keys_and_values_of_the_prompt_take_the_most_memory() -> None:
     kept = 4 * (found.keys.numel() + found.values.numel())
     assert kept < prefill_bytes(SHAPE, 75, chunk=1) < kept + 4 * 4096
     assert prefill_bytes(SHAPE, 150, chunk=1) - prefill_bytes(SHAPE, 75, chunk=1) == kept
+    sampled = prefill(weights(), TOKENS, sample=90).queries
+    assert sampled is not None
+    assert prefill_bytes(SHAPE, 75, chunk=1, sample=90) - prefill_bytes(SHAPE, 75, chunk=1) == 4 * sampled.numel()
 
 
 @interpreted

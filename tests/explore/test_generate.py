@@ -149,6 +149,26 @@ def test_without_a_forecast_checkpoint_the_proxy_chooses_and_that_is_said(
 
 
 @interpreted
+def test_infinigen_decodes_without_a_forecast_along_directions_of_the_first_prompt(
+    loaded: list[dict[str, Any]], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparda.engine import partial
+
+    learn, samples = partial.partial_basis, []
+
+    def noted(queries: Any, keys: Any, dims: int) -> Any:
+        samples.append(tuple(queries.shape))
+        return learn(queries, keys, dims)
+
+    monkeypatch.setattr(partial, "partial_basis", noted)
+    words = [*GENERATE, "--policy", "infinigen", "--token-ids", "18,15,0,17,3,0", "--token-ids", "6,15"]
+    data, err = one_object(capsys, words)
+    assert (data["forecast"], data["config"]["policy"], data["decoded"]) == ("none", "infinigen", 6)
+    assert samples == [(1, 2, 6, 64)]
+    assert "starts from the proxy" not in err
+
+
+@interpreted
 def test_what_is_turned_reaches_the_batch(loaded: list[dict[str, Any]], capsys: Capture) -> None:
     words = ["--set", "config.policy=dense", "--set", "workload.batch=2", "--dtype", "bfloat16", "--token-ids", "1"]
     data, _ = one_object(capsys, [*GENERATE, *words, "--token-ids", "2", "--token-ids", "3"])

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.timing import replay_us
+from sparda.engine.batch import Batch
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
+from sparda.engine.partial import random_basis
 from sparda.engine.pieces import Pieces
 from sparda.engine.plan import Op
 from sparda.engine.policies import make_plan
@@ -132,3 +134,22 @@ def test_a_step_in_pieces_can_be_timed_as_a_graph_can(make: Make) -> None:
     samples = replay_us(decoder.graph, 5)
     assert len(samples) == 5
     assert min(samples) > 0
+
+
+def test_a_step_captured_before_the_first_prompt_reads_the_directions_that_the_prompt_gives(
+    shape: ModelShape, weights: Weights
+) -> None:
+    """Rows of different lengths, the longer of more blocks than are chosen, as decoded without a graph."""
+    config = Config("infinigen", top_k=48)
+    prompts = [[(7 * i + i // 50) % shape.vocab for i in range(n)] for n in (4000, 300)]
+    batches = [Batch(weights, config, rows=2, capacity=4100, spec=SPEC) for _ in range(2)]
+    captured, plain = batches
+    assert isinstance(captured.decoder.graph, Pieces)
+    plain.decoder.graph = None
+    found = [batch.generate(prompts, 60) for batch in batches]
+    learnt = [batch.tiers.partial.basis for batch in batches if batch.tiers.partial is not None]
+    assert found[0] == found[1]
+    assert torch.equal(learnt[0], learnt[1])
+    assert not torch.equal(learnt[0], random_basis(shape, shape.layers - 1, "cuda"))
+    unit = torch.eye(shape.partial_dims, device="cuda").expand(*learnt[0].shape[:2], -1, -1)
+    torch.testing.assert_close(learnt[0].mT @ learnt[0], unit, rtol=0, atol=1e-4)
