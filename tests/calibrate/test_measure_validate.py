@@ -13,9 +13,11 @@ import pytest
 pytest.importorskip("triton", reason="measuring needs torch and triton")
 
 from sparda.calibrate.measure import validate
+from sparda.calibrate.measure.bench import step_case
 from sparda.calibrate.measure.validate import ROUNDS, SAMPLES, WARMUP
 from sparda.calibrate.profile import SHIPPED
 from sparda.calibrate.store import Row, Store
+from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read_json
 from tests.calibrate.measure_fakes import SHAPE, Gpu, install
@@ -46,7 +48,14 @@ def test_every_run_of_the_shipped_cells_leaves_one_row(gpu: Gpu, tmp_path: Path)
     data = shipped(0, 1, 5)
     result = run(tmp_path, data)
     expected = [
-        Row("validation", str(r["config"]["policy"]), "", "", {**c["workload"], **r["config"]}, ()).key
+        Row(
+            "validation",
+            str(r["config"]["policy"]),
+            "",
+            "",
+            step_case(Workload(**c["workload"]), Config(**r["config"])),
+            (),
+        ).key
         for c in data["cells"]
         for r in c["runs"]
     ]
