@@ -17,8 +17,6 @@ from sparda.kernels.launch import dependent, multiprocessors
 
 MAX_ROWS = 128
 """Rows (sequences) that one thread block takes; more rows read the weights again."""
-
-
 ROWS = 64
 """Weight rows of a narrow tile: what one warp group's tensor cores take."""
 MAX_SPLITS = 8
