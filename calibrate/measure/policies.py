@@ -27,7 +27,7 @@ REPEATS = 8
 RESIDENCY_BATCHES, RESIDENCY_CONTEXT = (16, 64), 131072
 RESIDENT = (96, 120, 144, 192, 384, 768)
 TURNOVERS = (0.06, 0.186)
-"""Shares of the free picks that a step replaces: as many as the policies' misses, and as a small real model did."""
+"""Shares of the free picks that a step replaces: few, and many."""
 TAIL = 3.0
 PERIOD = 384
 """Steps of a reuse trace: no layer gets to its end, not even the one that begins farthest into it."""
