@@ -37,8 +37,8 @@ def reuse_trace(
 
     Random picks leave. What enters is drawn by its distance in the stack of least recent use: the free picks times a
     Pareto variable of index ``tail``, so that slots for x times the free picks miss turnover * x ** -tail of them
-    (x >= 1, forgetting the least recently chosen first). Whether a
-    model's choices return so is for its own selections to say.
+    (x >= 1, forgetting the least recently chosen first). Whether a model's choices return so is for its own selections
+    to say. ``blocks`` is the capacity M of the score rows; ``workload.miss_rate`` is not read.
 
     The stack begins in the order in which ``Tiers.reset_residents`` leaves blocks, so that slots of any number need no
     long run to fill. Where the period ends, a step chooses anew and misses more: do not count across it.
