@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from sparda.calibrate.store import Row, Value
-from sparda.engine.config import OF_SHALLOW, Config, Workload
+from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-
-KNOBS = ("policy", "top_k", "lookahead", "prefetch_ctas", "prefetch_warps", "prefetch_stages", "resident_blocks")
+from sparda.engine.loader import read
 
 
 def workload_of(row: Row) -> Workload:
@@ -20,11 +20,8 @@ def workload_of(row: Row) -> Workload:
 def config_of(row: Row) -> Config:
     """The configuration a step or validation row was measured with; knobs it does not name have their defaults."""
     case = _case(row, ("top_k",))
-    numbers = {k: int(case[k]) for k in KNOBS if k != "policy" and k in case}
-    numbers |= {k: int(case[k]) for k in OF_SHALLOW if k != "reserve" and k in case}
-    return Config(
-        policy=str(case.get("policy", "sparda")), **numbers, reserve=float(case.get("reserve", Config().reserve))
-    )
+    named = {f.name: case[f.name] for f in fields(Config) if f.name in case}
+    return read(Config, named, where=f"a {row.kind} row of session {row.session}")
 
 
 def _case(row: Row, needed: Sequence[str]) -> Mapping[str, Value]:

@@ -24,7 +24,11 @@ LONG_NS = 10_000
 
 
 def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> Machine:
-    """The machine's ceilings as measured: best HBM rate of any kernel, best link rates."""
+    """The machine's ceilings as measured: best link rates, and the best HBM rate of any kernel.
+
+    A kernel's time is what it adds to a step. Where it starts while its predecessor ends, its rate is a little above
+    what the memory sustains: as a ceiling it errs on the side of asking too much.
+    """
     links = store.latest("link")
     sessions = list(store.provenance.values())
     rates = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -107,6 +107,12 @@ class Config:
             0.0 <= self.reserve <= 1.0,
             f"config.reserve is {self.reserve}; it is a share of the context's blocks, allowed are 0 to 1.",
         )
+
+    @property
+    def settings(self) -> dict[str, str | int | float]:
+        """Every value that the policy reads, by name: what tells two configurations apart."""
+        unread = () if self.policy == "shallow" else OF_SHALLOW
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in unread}
 
     @property
     def slots(self) -> int:

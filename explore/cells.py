@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sparda.calibrate.cases import KNOBS, config_of, workload_of
+from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.store import Row
-from sparda.engine.config import OF_SHALLOW, Config, Workload
+from sparda.engine.config import Config, Workload
 
 TOLERANCE = 0.03
 """A chosen configuration is confirmed when its measured step takes at most 3 % longer than the best measured."""
@@ -37,8 +37,7 @@ def cell_key(workload: Workload) -> tuple[int, int, float]:
 
 def _same(a: Config, b: Config) -> bool:
     """Whether two configurations run the same: ``resident_blocks`` 0 and top_k are one setting."""
-    knobs = KNOBS[:-1] + (OF_SHALLOW if a.policy == "shallow" else ())
-    return a.slots == b.slots and all(getattr(a, k) == getattr(b, k) for k in knobs)
+    return {**a.settings, "resident_blocks": a.slots} == {**b.settings, "resident_blocks": b.slots}
 
 
 @dataclass(frozen=True, slots=True)

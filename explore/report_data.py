@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sparda.calibrate.cases import KNOBS, config_of, workload_of
+from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.holdout import HeldOut, error_band
 from sparda.calibrate.profile import ErrorBand, Profile
 from sparda.calibrate.store import Row
@@ -108,7 +108,7 @@ def _judged(table: CtaTable, rows: Sequence[Row]) -> Summary:
     """What measurements say of the table's own choices."""
     found = []
     for r in table.rows:
-        chosen = Config(policy=table.policy, **{k: getattr(r, k) for k in KNOBS if k != "policy"})
+        chosen = r.config(table.policy)
         found.append(cell_verdict(r.workload, chosen, rows))
     return summary(found)
 

@@ -51,6 +51,18 @@ class TableRow:
     def workload(self) -> Workload:
         return Workload(self.batch, self.context_tokens, self.miss_rate)
 
+    def config(self, policy: str) -> Config:
+        """The chosen configuration, as one of ``policy``."""
+        return Config(
+            policy=policy,
+            top_k=self.top_k,
+            lookahead=self.lookahead,
+            prefetch_ctas=self.prefetch_ctas,
+            prefetch_warps=self.prefetch_warps,
+            prefetch_stages=self.prefetch_stages,
+            resident_blocks=self.resident_blocks,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CtaTable:

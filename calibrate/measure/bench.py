@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.store import Row, Store, Value
-from sparda.engine.config import OF_SHALLOW, Config, Workload
+from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import Replayable
 from sparda.engine.memory import memory_of
@@ -184,5 +184,4 @@ def replayed(decoder: Decoder) -> Replayable:
 
 def step_case(workload: Workload, config: Config) -> dict[str, Value]:
     """The conditions of a whole step: everything that was stated and everything that was turned."""
-    unread = () if config.policy == "shallow" else OF_SHALLOW
-    return {**asdict(workload), **{k: v for k, v in asdict(config).items() if k not in unread}}
+    return {**asdict(workload), **config.settings}

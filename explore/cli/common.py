@@ -40,15 +40,14 @@ def add_scenario(parser: argparse.ArgumentParser) -> None:
     """--profile, --scenario, --set and --json."""
     parser.add_argument("--profile", metavar="NAME", help="profile by name or folder (default: h200-sxm.measured)")
     parser.add_argument("--scenario", type=Path, metavar="FILE", help="TOML file with [workload], [config], [grid]")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one value, for example config.prefetch_ctas=4 or grid.batch=1,16 (repeatable)",
-    )
+    add_overrides(parser, "config.prefetch_ctas=4 or grid.batch=1,16 (repeatable)")
     add_json(parser)
+
+
+def add_overrides(parser: argparse.ArgumentParser, examples: str) -> None:
+    """--set, its help ending in ``examples``."""
+    help_ = f"override one value, for example {examples}"
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=help_)
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:

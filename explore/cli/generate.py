@@ -7,13 +7,12 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparda.engine.config import POLICIES
 from sparda.engine.errors import SpardaError
-from sparda.explore.cli.common import Output, add_json, require_engine
+from sparda.explore.cli.common import Output, add_json, add_overrides, require_engine
 
 if TYPE_CHECKING:
     from sparda.engine.batch import Generation
@@ -50,14 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", choices=POLICIES, metavar="NAME", help=f"of {', '.join(POLICIES)}")
     parser.add_argument("--dtype", choices=list(VALUE_BYTES), default="bfloat16", help="of weights and KV cache")
-    parser.add_argument(
-        "--set",
-        dest="overrides",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one value, for example config.top_k=64 or workload.batch=4 (rows, 16 at most by default)",
-    )
+    add_overrides(parser, "config.top_k=64 or workload.batch=4 (rows, 16 at most by default)")
     add_json(parser)
 
 
@@ -73,6 +65,7 @@ def run(args: argparse.Namespace) -> Output:
     tokenizer = _tokenizer(args.checkpoint, needed=any(p.text for p in args.prompts))
     prompts = [list(p.ids) or list(tokenizer.encode(p.text).ids) for p in args.prompts]
     from sparda.engine.batch import Batch
+    from sparda.engine.tokenizer import end_tokens
 
     weights, forecast = _weights(args, scenario.config, device)
     batch = Batch(
@@ -80,7 +73,7 @@ def run(args: argparse.Namespace) -> Output:
         scenario.config,
         rows=min(len(prompts), scenario.workload.batch),
         capacity=max(map(len, prompts)) + args.max_new,
-        stop=_engine("tokenizer").end_tokens(args.checkpoint),
+        stop=end_tokens(args.checkpoint),
     )
     start = time.perf_counter()
     found = batch.generate(prompts, args.max_new)
@@ -125,17 +118,14 @@ def _device() -> str:
     )
 
 
-def _engine(name: str) -> Any:
-    """A module that only this command needs, and only once it decodes."""
-    return import_module(f"sparda.engine.{name}")
-
-
 def _tokenizer(path: Path, needed: bool) -> Any:
     """The checkpoint's tokenizer, or None where there is none and all prompts are token ids."""
+    from sparda.engine.tokenizer import tokenizer_of
+
     if not path.exists():
         raise SpardaError(f"--checkpoint {path}: there is no such folder or file; check the path.")
     try:
-        found = _engine("tokenizer").tokenizer_of(path)
+        found = tokenizer_of(path)
     except SpardaError:
         if needed:
             raise
@@ -147,14 +137,17 @@ def _tokenizer(path: Path, needed: bool) -> Any:
 
 def _weights(args: argparse.Namespace, config: Config, device: str) -> tuple[Weights, str]:
     """The model, and whose Forecast chooses: the ``checkpoint``'s, the ``proxy`` or ``none``."""
+    from sparda.engine.checkpoint import load_checkpoint
+    from sparda.engine.gguf_file import load_gguf
+
     path, value_bytes = args.checkpoint, VALUE_BYTES[args.dtype]
     if path.is_dir():
         trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
-        weights = _engine("checkpoint").load_checkpoint(path, device=device, value_bytes=value_bytes, **trained)
+        weights = load_checkpoint(path, device=device, value_bytes=value_bytes, **trained)
     elif args.forecast:
         raise SpardaError(f"--forecast {args.forecast}: {path} is one file; a Forecast goes with a checkpoint folder.")
     else:
-        weights = _engine("gguf_file").load_gguf(path, device=device, value_bytes=value_bytes)
+        weights = load_gguf(path, device=device, value_bytes=value_bytes)
     return _with_forecast(weights, config)
 
 
