@@ -47,6 +47,12 @@ def forked(plan: Plan) -> frozenset[int]:
     return frozenset(found)
 
 
+def launch(op: Op, bindings: Mapping[str, Binding], alone: frozenset[int]) -> None:
+    """Carry out an operation on the current stream, apart from what precedes it if ``alone`` (``forked``) has it."""
+    with apart() if op.index in alone else nullcontext():
+        bindings[op.kind](op)
+
+
 def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
     """Issue every operation of the plan, in order, on its stream, after its waits."""
     awaited = {index for op in plan for index in op.after}
@@ -54,8 +60,8 @@ def issue(plan: Plan, bindings: Mapping[str, Binding], lanes: Lanes) -> None:
     for op in plan:
         for index in op.after:
             lanes.wait(op.stream, index)
-        with lanes.on(op.stream), apart() if op.index in alone else nullcontext():
-            bindings[op.kind](op)
+        with lanes.on(op.stream):
+            launch(op, bindings, alone)
         if op.index in awaited:
             lanes.done(op.stream, op.index)
 

@@ -33,13 +33,15 @@ class Run:
         plan, t = self.plan, self.tiers
         s, batch, layers = plan.shape, plan.workload.batch, plan.shape.layers
         self.device, self.dtype = t.device, DTYPES[s.value_bytes]
-        self.names = [projections(plan.config, layer, layers) for layer in range(layers)]
-        self.projections = [self.weights.projection(i, n, plan.config.lookahead) for i, n in enumerate(self.names)]
+        self.query_names = [projections(plan.config, layer, layers) for layer in range(layers)]
+        self.projections = [
+            self.weights.projection(i, n, plan.config.lookahead) for i, n in enumerate(self.query_names)
+        ]
         self.cos, self.sin = rope_table(s, t.blocks * plan.spec.block + 1, self.device)
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=self.device)
         self.x, self.h = self.values(batch, s.d_model), self.values(batch, s.d_model)
         # One buffer a layer: a layer's selection queries are still being scored when the next layer writes its own.
-        self.queries = [self.values(batch, s.heads + len(n) * s.kv_heads, s.head_dim) for n in self.names]
+        self.queries = [self.values(batch, s.heads + len(n) * s.kv_heads, s.head_dim) for n in self.query_names]
         self.attended = self.values(batch, s.heads, s.head_dim)
         self.logits = self.values(batch, s.vocab)
         self.scores = self.floats(layers, 1, batch, s.kv_heads, t.blocks)
@@ -65,9 +67,9 @@ class Run:
     def selection_query(self, layer: int) -> Tensor:
         """[B, H, head_dim]: the query that chooses the blocks of ``layer``, from the layer that made it."""
         kv, ahead = self.plan.shape.kv_heads, self.plan.config.lookahead
-        forecasts = [n for n in ("forecast", "proxy") if layer >= ahead and n in self.names[layer - ahead]]
+        forecasts = [n for n in ("forecast", "proxy") if layer >= ahead and n in self.query_names[layer - ahead]]
         source, name = (layer - ahead, forecasts[0]) if forecasts else (layer, "current")
-        first = self.plan.shape.heads + self.names[source].index(name) * kv
+        first = self.plan.shape.heads + self.query_names[source].index(name) * kv
         return self.queries[source][:, first : first + kv]
 
     def scores_for(self, layer: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from statistics import median
 
 import torch
@@ -13,9 +12,8 @@ from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
-from sparda.engine.lanes import forked
+from sparda.engine.lanes import forked, launch
 from sparda.engine.plan import MAIN, Op, Plan
-from sparda.kernels.launch import apart
 
 BEHIND = f"{METHOD}: each operation behind the one before it in a step, less that one alone"
 REPEATS = 12
@@ -94,8 +92,7 @@ def body_of(decoder: Decoder, ops: list[Op], kind: str = "") -> Callable[[], Non
 
     def body() -> None:
         for op in ops:
-            with apart() if op.index in alone else nullcontext():
-                bindings[op.kind](op)
+            launch(op, bindings, alone)
         if kind == "select":
             # Without a new step the second replay would find every chosen block resident, and the miss lists of
             # many replays would pile up. Two tiny kernels for all layers' selects.
