@@ -11,6 +11,7 @@ from math import log2
 from sparda.engine.config import POLICIES
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, to_plain
+from sparda.engine.occupancy import free_beside_attention
 from sparda.engine.plan import MAIN, SELECT, Op, Plan
 from sparda.engine.policies import make_plan
 from sparda.sim.costs import Machine
@@ -103,14 +104,16 @@ class Beside:
 class Fitted:
     """What a calibration finds.
 
-    ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``start_ns``: before its first byte. ``lanes``: (batch,
-    nanoseconds) that an attention loses to the selection streams beside it; ``launches``: what any other operation of
-    the main stream loses in a graph that branches so. ``step_ns``: a whole graph beyond its kernels.
+    ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``beside``: every kind beside a copy that was there first.
+    ``in_order``: attention beside the CTAs that found room beside it. ``start_ns``: before a copy's first byte.
+    ``lanes``: (batch, nanoseconds) that an attention loses to the selection streams beside it; ``launches``: what any
+    other operation of the main stream loses in a graph that branches so. ``step_ns``: a whole graph beyond its kernels.
     """
 
     kernels: Mapping[str, KernelCost]
     transfer: tuple[CtaCurve, ...]
     beside: Mapping[str, tuple[Beside, ...]]
+    in_order: tuple[Beside, ...]
     start_ns: float
     lanes: tuple[tuple[int, float], ...]
     launches: tuple[tuple[int, float], ...]
@@ -119,6 +122,10 @@ class Fitted:
 
 ALIASES = {"ffn_norm": "norm", "final_norm": "norm", "headscore": "score"}
 """Kinds whose behaviour beside a prefetch is that of another kind: the same kernel, or the same reads."""
+
+
+ATTENTIONS = ("attention", "biased_attention")
+"""Kinds whose thread blocks have a multiprocessor each, to their end: a copy's find room on the others alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,33 +169,40 @@ class FittedCosts:
         return found
 
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
-        beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
-        if beside is None or ctas < 1:
+        if ctas < 1:
             return 1.0
-        return max(1.0, self._beside("slowdown", op.kind, beside, plan, ctas))
+        places = self.places(op, plan)
+        table = "beside" if places is None or ctas > places else "in_order"
+        return max(1.0, self._beside(table, "slowdown", op.kind, plan, ctas) or 1.0)
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        if op.kind not in ATTENTIONS:
+            return None
+        heads = plan.workload.batch * plan.shape.kv_heads
+        return free_beside_attention(heads, plan.config.top_k, self.machine.sms)
 
     def transfer_start_ns(self, plan: Plan) -> float:
         return self.fitted.start_ns
 
-    def transfer_gb_s(self, plan: Plan) -> float:
-        config = plan.config
-        rate = at_depth(self.fitted.transfer, config.prefetch_stages, config.prefetch_ctas)
+    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
+        rate = at_depth(self.fitted.transfer, plan.config.prefetch_stages, ctas)
         return min(rate, self.machine.link_h2d_gb_s)
 
-    def transfer_share(self, op: Op, plan: Plan) -> float:
-        beside = self.fitted.beside.get(ALIASES.get(op.kind, op.kind))
-        if beside is None:
-            return 1.0
-        rate = self._beside("gb_s", op.kind, beside, plan, plan.config.prefetch_ctas)
-        return min(1.0, rate / self.transfer_gb_s(plan))
+    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
+        rate = self._beside("beside", "gb_s", op.kind, plan, ctas)
+        return 1.0 if rate is None else min(1.0, rate / self.transfer_gb_s(plan, ctas))
 
-    def _beside(self, table: str, kind: str, beside: Sequence[Beside], plan: Plan, ctas: int) -> float:
-        """``table`` ("slowdown" or "gb_s") of a kind at the plan's batch and depth and ``ctas``."""
+    def _beside(self, table: str, value: str, kind: str, plan: Plan, ctas: int) -> float | None:
+        """``value`` ("slowdown" or "gb_s") at the plan's batch and depth and ``ctas``; None where not measured."""
+        kind = ALIASES.get(kind, kind)
+        rows = self.fitted.in_order if table == "in_order" else self.fitted.beside.get(kind, ())
+        if not rows:
+            return None
         batch, stages = plan.workload.batch, plan.config.prefetch_stages
-        key = (table, kind, batch, stages, ctas)
+        key = (table + value, kind, batch, stages, ctas)
         if key not in self._memo:
-            at = [at_depth(b.slowdown if table == "slowdown" else b.gb_s, stages, ctas) for b in beside]
-            self._memo[key] = interpolate([b.batch for b in beside], at, batch)
+            at = [at_depth(b.slowdown if value == "slowdown" else b.gb_s, stages, ctas) for b in rows]
+            self._memo[key] = interpolate([b.batch for b in rows], at, batch)
         return self._memo[key]
 
     def join_ns(self, op: Op, plan: Plan) -> float:

@@ -59,7 +59,9 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     transfer, start = fit_transfer(store.latest("link"))
     corun = store.latest("corun")
     lanes, launches = fit_lanes(corun)
-    fitted = Fitted(kernels, transfer, fit_beside(corun, start), start, lanes, launches, fit_graph(kernel_rows)[0])
+    beside, in_order = fit_beside(corun, start)
+    graph_ns, _ = fit_graph(kernel_rows)
+    fitted = Fitted(kernels, transfer, beside, in_order, start, lanes, launches, graph_ns)
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 

@@ -70,7 +70,7 @@ def _bytes(row: Row) -> float:
     return row.values["gb_s"] * row.us * 1e3
 
 
-def fit_beside(rows: Sequence[Row], start_ns: float) -> dict[str, tuple[Beside, ...]]:
+def fit_beside(rows: Sequence[Row], start_ns: float) -> tuple[dict[str, tuple[Beside, ...]], tuple[Beside, ...]]:
     """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows.
 
     Attention's slow-down is that of the rows in a step's order; of the kinds that were measured in whole layers too,
@@ -93,8 +93,8 @@ def fit_beside(rows: Sequence[Row], start_ns: float) -> dict[str, tuple[Beside, 
     for kind in IN_LAYER if layers else ():
         found[kind] = _better(found.get(kind, layers), layers)
     in_order = grouped((r for r in rows if r.op == IN_ORDER), lambda r: int(r.number("batch")))
-    found["attention"] = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
-    return found
+    ordered = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
+    return found, ordered
 
 
 def _better(kind: Sequence[Beside], layers: Sequence[Beside]) -> tuple[Beside, ...]:

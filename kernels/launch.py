@@ -52,3 +52,17 @@ def _multiprocessors(index: int) -> int:
 def multiprocessors(tensor: torch.Tensor) -> int:
     """Multiprocessors of the tensor's device; a nominal few where kernels are interpreted."""
     return _multiprocessors(tensor.device.index or 0) if tensor.is_cuda else CPU_MULTIPROCESSORS
+
+
+RESERVED_BYTES = 1024
+"""Shared memory of a multiprocessor that every thread block on it takes for the system."""
+
+
+@functools.cache
+def _shared_bytes(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor) - RESERVED_BYTES
+
+
+def shared_bytes(tensor: torch.Tensor) -> int:
+    """Shared memory that one thread block may take on the tensor's CUDA device, in bytes."""
+    return _shared_bytes(tensor.device.index or 0)

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sparda.kernels.launch import shared_bytes
+
 SHARED_BYTES = 200 * 1024
 """Shared memory one thread block may fill with chunks in flight, in bytes."""
 DEFAULT_CHUNK = 16 * 1024
@@ -14,6 +16,10 @@ WIDE_BYTES = 16
 """Bytes in the widest access of one thread."""
 ROWS = (torch.bfloat16, torch.float32)
 """Types of pool and cache; both alike."""
+
+
+HELD_CHUNK = 8 * 1024
+"""Bytes by which the shared memory of a thread block that copies is counted out."""
 
 
 @triton.jit
@@ -26,6 +32,9 @@ def _prefetch_kernel(
     VALUES: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
+    never: tl.tensor,
+    HELD: tl.constexpr,
+    HELD_STAGES: tl.constexpr,
 ) -> None:
     parts: tl.constexpr = VALUES // CHUNK
     program = tl.program_id(0)
@@ -41,6 +50,13 @@ def _prefetch_kernel(
         source = tl.load(src + item).to(tl.int64) * VALUES + begin
         target = tl.load(dst + item).to(tl.int64) * VALUES + begin
         tl.store(cache + target + inside, tl.load(pool + source + inside))
+    if HELD_STAGES:
+        # ``never`` is 0, which the compiler cannot know: this loop costs nothing but the shared memory of its pipeline,
+        # which is all that a multiprocessor has. A thread block that computes beside one that copies would wait for
+        # host memory behind it, load by load, and the whole kernel would wait for that thread block.
+        held = tl.arange(0, HELD)
+        for task in tl.range(0, never, num_stages=HELD_STAGES):
+            tl.store(cache + task * HELD + held, tl.load(pool + task * HELD + held))
 
 
 def prefetch(
@@ -62,7 +78,7 @@ def prefetch(
     src, dst: int32 [N], rows of ``pool`` and of ``cache``; entries of ``dst`` below ``count`` are distinct.
     count: int32 [1] on the GPU, at most N, so that the host never waits to learn how many blocks are missing.
     ctas: thread blocks launched, however long the list is; thread block p copies entries p, p + ctas, and so on, each
-    whole. warps: warps in each of them.
+    whole. Each has a multiprocessor to itself where ``pool`` is host memory and stages are above 1. warps: warps in each of them.
     stages: depth of the copy pipeline: ``stages - 1`` chunks of ``chunk_values`` values are on their way into shared
     memory while one is stored; 1 copies through registers, one chunk at a time.
     chunk_values: values copied at a time; 0 takes DEFAULT_CHUNK bytes, or the whole row where that is shorter.
@@ -73,9 +89,20 @@ def prefetch(
     values = int(pool.shape[1])
     chunk_values = chunk_values or min(DEFAULT_CHUNK // pool.element_size(), values)
     _check_settings(pool, ctas, warps, stages, chunk_values)
+    held = HELD_CHUNK // pool.element_size()
     _prefetch_kernel[(ctas,)](
-        pool, cache, src, dst, count, VALUES=values, CHUNK=chunk_values, STAGES=stages, num_warps=warps
-    )
+        pool, cache, src, dst, count, VALUES=values, CHUNK=chunk_values, STAGES=stages, never=0, HELD=held,
+        HELD_STAGES=_held_stages(pool, cache) if stages > 1 else 0, num_warps=warps,
+    )  # fmt: skip
+
+
+def _held_stages(pool: torch.Tensor, cache: torch.Tensor) -> int:
+    """Stages of a pipeline of HELD_CHUNK bytes each that leaves nobody else room beside it; 0 where none is wanted.
+
+    Copies inside GPU memory and interpreted ones hold nothing.
+    """
+    # A pipeline keeps one chunk fewer than it has stages, and none may be too many.
+    return shared_bytes(cache) // HELD_CHUNK if cache.is_cuda and not pool.is_cuda else 0
 
 
 def prefetch_reference(

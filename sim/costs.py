@@ -40,12 +40,19 @@ class CostModel(Protocol):
         """From a prefetch's start to its first byte; paid even with nothing to move."""
         ...
 
-    def transfer_gb_s(self, plan: Plan) -> float:
-        """Rate of a prefetch alone, for the configuration's CTAs, warps and stages; never above the link."""
+    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
+        """Rate of a prefetch alone while ``ctas`` of its CTAs run, for the configuration's stages; at most the link."""
         ...
 
-    def transfer_share(self, op: Op, plan: Plan) -> float:
-        """Factor in (0, 1] on a prefetch's rate while compute operation ``op`` runs beside it."""
+    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
+        """Factor in (0, 1] on the rate of ``ctas`` prefetch CTAs while compute operation ``op`` runs beside them."""
+        ...
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        """Prefetch CTAs that can start while compute operation ``op`` runs; None where it hinders none for long.
+
+        Those that find no place start when ``op`` ends.
+        """
         ...
 
     def join_ns(self, op: Op, plan: Plan) -> float:

@@ -19,30 +19,35 @@ NEVER = -1
 
 
 class _Flow:
-    """A running operation: what is left of its load's amount, and how fast that goes."""
+    """A running operation, or some of a copy's CTAs: what is left of the amount, and how fast that goes."""
 
-    __slots__ = ("done", "index", "left", "load", "rate")
+    __slots__ = ("ctas", "done", "index", "left", "load", "rate")
 
-    def __init__(self, load: Load, done: Event) -> None:
+    def __init__(self, load: Load, done: Event | None, amount: float, ctas: int = 0) -> None:
         self.load = load
-        self.index = load.index
-        self.left = load.amount
+        self.index = (load.index, ctas)
+        self.left = amount
         self.rate = 0.0
+        self.ctas = ctas
         self.done = done
 
 
 class FluidMachine:
     """Runs loads at once on one GPU and its link. Time is whole nanoseconds; operations end rounded up.
 
-    ``samples`` collects the GB/s on link and HBM from each instant at which they change.
+    A copy's list is split between its CTAs once and for all, so CTAs that find no multiprocessor free start late and
+    end late, with their share of the list. ``samples`` collects the GB/s on link and HBM from each instant at which
+    they change.
     """
 
     def __init__(self, env: simpy.Environment, plan: Plan, costs: CostModel) -> None:
         self._env = env
         self._plan = plan
         self._costs = costs
-        self._known: dict[tuple[int, ...], Rates] = {}
+        self._known: dict[tuple[tuple[int, int], ...], Rates] = {}
         self._running: list[_Flow] = []
+        self._late: list[tuple[_Flow, _Flow]] = []
+        """CTAs that wait for a multiprocessor, each group with the operation whose end makes room."""
         self._advanced_to: float = 0
         self._wakes_at: float = NEVER
         self._sampled_at: float = NEVER
@@ -51,10 +56,25 @@ class FluidMachine:
 
     def start(self, load: Load, done: Event) -> Event:
         """Begin ``load`` now; ``done`` (which is returned) succeeds when all of it is through."""
-        self._running.append(_Flow(load, done))
+        if load.copies:
+            self._place(load, done)
+        else:
+            self._running.append(_Flow(load, done, load.amount))
         if not self._settles_later:
             self._settle()
         return done
+
+    def _place(self, load: Load, done: Event) -> None:
+        """Start the copy's CTAs that find room; the others wait for the operation that has the least."""
+        ctas = load.op.work.ctas
+        full = min((f for f in self._running if f.load.places is not None), key=_places, default=None)
+        early = ctas if full is None else min(ctas, max(0, _places(full) - sum(f.ctas for f in self._running)))
+        if early:
+            # A copy is done when its last CTA is: the late ones carry the event where there are any.
+            self._running.append(_Flow(load, None if early < ctas else done, load.amount * early / ctas, early))
+        if full is not None and early < ctas:
+            late = ctas - early
+            self._late.append((_Flow(load, done, load.amount * late / ctas, late), full))
 
     def _settle(self, _: Event | None = None) -> None:
         """Work out the rates of what runs from now on, and set a timeout for the first that ends."""
@@ -95,7 +115,8 @@ class FluidMachine:
             flow.left -= flow.rate * passed
             # Twice the tolerance of the delay: a flow whose end set the timeout is through when it fires.
             if flow.left <= 2 * ROUNDING_NS * flow.rate:
-                last = flow.done.succeed()
+                last = flow.done.succeed() if flow.done else last
+                self._make_room(flow, still)
             else:
                 still.append(flow)
         self._running = still
@@ -107,7 +128,18 @@ class FluidMachine:
             self._settles_later = True
             last.callbacks.append(self._settle)
 
-    def _share(self, key: tuple[int, ...]) -> Rates:
-        rates = share_rates([flow.load for flow in self._running], self._plan, self._costs)
+    def _make_room(self, ended: _Flow, running: list[_Flow]) -> None:
+        """Start the CTAs that waited for ``ended``."""
+        if self._late and ended.load.places is not None:
+            running += [flow for flow, full in self._late if full is ended]
+            self._late = [(flow, full) for flow, full in self._late if full is not ended]
+
+    def _share(self, key: tuple[tuple[int, int], ...]) -> Rates:
+        rates = share_rates([(flow.load, flow.ctas) for flow in self._running], self._plan, self._costs)
         self._known[key] = rates
         return rates
+
+
+def _places(flow: _Flow) -> int:
+    """CTAs of a copy that can run beside the flow's operation."""
+    return flow.load.places or 0

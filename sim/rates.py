@@ -17,7 +17,8 @@ class Load:
     """What an operation asks of the machine. Operations of one kind and one work, in any layer, share a load.
 
     ``amount`` is nanoseconds alone for a compute operation and link bytes for a copy; ``hbm`` is HBM bytes per
-    unit of ``amount``, so GB/s at full speed for the one and bytes per byte for the other.
+    unit of ``amount``, so GB/s at full speed for the one and bytes per byte for the other. ``places``: CTAs of a copy
+    that can start while a compute operation runs; None where it hinders none.
     """
 
     index: int
@@ -25,6 +26,11 @@ class Load:
     amount: float
     hbm: float
     copies: bool
+    places: int | None = None
+
+
+Running = Sequence[tuple[Load, int]]
+"""What runs at some moment: each load with the CTAs that it holds then; 0 for compute operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +70,38 @@ class Loads:
         # An operation may be measured faster than the machine's sustained HBM rate (its input was in L2). What
         # it cannot do is ask for more than there is: by itself it must run at exactly its measured speed.
         demand = min(work.hbm_bytes / alone, self._costs.machine.hbm_gb_s) if alone > 0 else 0.0
-        return Load(index, op, alone, demand, copies=False)
+        return Load(index, op, alone, demand, copies=False, places=self._costs.places(op, self._plan))
 
 
-def share_rates(loads: Sequence[Load], plan: Plan, costs: CostModel) -> Rates:
-    """Rates of ``loads``, all running at once.
+def share_rates(running: Running, plan: Plan, costs: CostModel) -> Rates:
+    """Rates of everything in ``running``, side by side.
 
-    Copies share the link max-min fair, each no faster than a prefetch alone times the worst factor of the
-    compute operations beside it. Their HBM writes have first claim; compute operations share what is left of
-    HBM max-min fair, and each is slowed further by the factor measured beside that many prefetch CTAs. A compute
-    operation by itself runs at full speed.
+    Copies share the link, each by the CTAs that it has running, all together no faster than so many CTAs alone times
+    the worst factor of the compute operations beside them. Their HBM writes have first claim; compute operations share
+    what is left of HBM max-min fair, and each is slowed further by the factor measured beside that many CTAs. A
+    compute operation by itself runs at full speed.
     """
-    if len(loads) == 1 and not loads[0].copies:
-        return Rates((1.0,), 0.0, loads[0].hbm)
+    if len(running) == 1 and not running[0][0].copies:
+        return Rates((1.0,), 0.0, running[0][0].hbm)
     machine = costs.machine
-    computes = [load for load in loads if not load.copies]
-    copies = [load for load in loads if load.copies]
+    computes = [load for load, _ in running if not load.copies]
+    copies = [(load, held) for load, held in running if load.copies]
+    ctas = sum(held for _, held in copies)
     moved: list[float] = []
-    if copies:
-        beside = min((costs.transfer_share(load.op, plan) for load in computes), default=1.0)
+    if ctas:
+        beside = min((costs.transfer_share(load.op, plan, ctas) for load in computes), default=1.0)
         # A copy writes what it moves: a link wider than HBM is as wide as HBM.
-        writes = max(load.hbm for load in copies)
+        writes = max(load.hbm for load, _ in copies)
         width = min(machine.link_h2d_gb_s, machine.hbm_gb_s / writes) if writes else machine.link_h2d_gb_s
-        moved = max_min_share([costs.transfer_gb_s(plan) * beside] * len(copies), width)
-    written = sum(rate * load.hbm for rate, load in zip(moved, copies, strict=True))
+        total = min(costs.transfer_gb_s(plan, ctas) * beside, width)
+        moved = [total * held / ctas for _, held in copies]
+    written = sum(rate * load.hbm for rate, (load, _) in zip(moved, copies, strict=True))
     given = max_min_share([load.hbm for load in computes], machine.hbm_gb_s - written)
-    ctas = sum(load.op.work.ctas for load in copies)
     computed = []
     for load, got in zip(computes, given, strict=True):
         ratio = got / load.hbm if load.hbm else 1.0
         computed.append(ratio / costs.slowdown(load.op, plan, ctas) if ctas else ratio)
     used = sum(rate * load.hbm for rate, load in zip(computed, computes, strict=True))
     copy_rates, compute_rates = iter(moved), iter(computed)
-    each = tuple(next(copy_rates if load.copies else compute_rates) for load in loads)
+    each = tuple(next(copy_rates if load.copies else compute_rates) for load, _ in running)
     return Rates(each, sum(moved), written + used)

@@ -18,7 +18,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("kernels", "engine", "sim", "calibrate", "explore")
-PLAN_SIDE = ("errors", "shapes", "config", "plan", "work", "policies", "memory", "loader", "rope", "model_config")
+PLAN_SIDE = (
+    "errors",
+    "shapes",
+    "config",
+    "plan",
+    "work",
+    "policies",
+    "memory",
+    "loader",
+    "rope",
+    "model_config",
+    "occupancy",
+)
 MOST_LINES = 400
 
 PLAN = tuple(f"sparda.engine.{name}" for name in PLAN_SIDE)

@@ -35,8 +35,8 @@ GATE_CYCLES = 5_000_000
 """GPU cycles, some 2.5 ms, for which both streams are held: by then everything is enqueued, and no host's delay
 between two launches is taken for the GPU's."""
 
-LATER_CYCLES = 200_000
-"""Cycles, 0.1 ms, by which the prefetch starts after the compute: like a step's, it comes to a GPU at work."""
+LATER_CYCLES = 40_000
+"""Cycles, 20 us, by which the compute starts after the prefetch, whose thread blocks then all have their places."""
 
 STARVED = 0.02
 """Least share of its speed that compute is taken to keep: below it the samples cannot tell how little it was."""
@@ -79,9 +79,8 @@ def _compute(decoder: Decoder, kind: str) -> Compute:
 def measure_corun(bench: Bench) -> None:
     """Rows of kind ``corun``: each sample microseconds per operation (or per layer) while the prefetch runs.
 
-    ``slowdown``, ``alone_us``, and of the prefetch ``copy_us`` and ``copy_bytes`` in values. The prefetch is launched
-    into running compute, as in a step, and ends before it. While it runs, compute does what it does alone in (copy
-    time - time it loses).
+    ``slowdown``, ``alone_us``, and of the prefetch ``copy_us`` and ``copy_bytes`` in values. The prefetch is there
+    first and ends before the compute does. While both run, compute does what it does alone in (that time - time lost).
     """
     lists = Lists(bench)
     side = torch.cuda.Stream(priority=-1)
@@ -115,12 +114,12 @@ def _beside(
     copies: list[float] = []
     for _ in range(SAMPLES + 3):
         moved = float(blocks * block_bytes)
-        copy_us, total_us, inside = _once(lists, side, compute, ctas, shape, blocks)
+        copy_us, both_us, total_us, inside = _once(lists, side, compute, ctas, shape, blocks)
         if not inside:
             blocks, slow, copies = blocks // 2, [], []
             continue
-        done_us = copy_us - (total_us - compute.alone_us)
-        slow.append(max(1.0, copy_us / max(done_us, STARVED * copy_us)))
+        done_us = both_us - (total_us - compute.alone_us)
+        slow.append(max(1.0, both_us / max(done_us, STARVED * both_us)))
         copies.append(copy_us)
         if len(slow) == SAMPLES:
             break
@@ -129,23 +128,24 @@ def _beside(
 
 def _once(
     lists: Lists, side: torch.cuda.Stream, compute: Compute, ctas: int, shape: Shape, blocks: int
-) -> tuple[float, float, bool]:
-    """(microseconds of the copy, of the compute, whether the copy ended first) of one run side by side."""
+) -> tuple[float, float, float, bool]:
+    """One run: microseconds of the copy, of both together, of the compute; whether the copy ended first."""
     begin, end, first, last = (torch.cuda.Event(enable_timing=True) for _ in range(4))
     gate = torch.cuda.Event()
     count, offset = lists.count(blocks), lists.fresh(blocks)
     torch.cuda.synchronize()
     torch.cuda._sleep(GATE_CYCLES)
     gate.record()
-    begin.record()
-    compute.graph.replay()
-    end.record()
     side.wait_event(gate)
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LATER_CYCLES)
         first.record()
         lists.run(count, ctas, *shape, offset=offset)
         last.record()
+    torch.cuda._sleep(LATER_CYCLES)
+    begin.record()
+    compute.graph.replay()
+    end.record()
     torch.cuda.synchronize()
     inside = begin.elapsed_time(last) < begin.elapsed_time(end)
-    return first.elapsed_time(last) * 1e3, begin.elapsed_time(end) * 1e3, inside
+    copy_us, both_us = first.elapsed_time(last) * 1e3, begin.elapsed_time(last) * 1e3
+    return copy_us, both_us, begin.elapsed_time(end) * 1e3, inside

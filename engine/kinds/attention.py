@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from sparda.engine.lanes import Binding
+from sparda.engine.occupancy import attention_splits
 from sparda.engine.plan import Op
 from sparda.engine.run import Run, layer_of
-from sparda.kernels.attention import attention_splits, biased_attention, block_attention, dense_attention
+from sparda.kernels.attention import biased_attention, block_attention, dense_attention
 
 KINDS = ("attention", "biased_attention", "dense_attention")
 

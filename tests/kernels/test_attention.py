@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="kernels need torch")
 pytest.importorskip("triton", reason="kernels need triton")
 
 from sparda.kernels.attention import (  # noqa: E402
-    attention_splits,
     biased_attention,
     block_attention,
     block_attention_reference,
@@ -243,28 +242,6 @@ def test_large_scores_do_not_overflow(device: str) -> None:
     case = _case(device, [[5]], [70])
     case.q *= 100
     assert bool(case.attend(2).isfinite().all())
-
-
-@pytest.mark.parametrize(
-    ("heads", "top_k", "splits"), [(128, 96, 1), (8, 96, 16), (64, 96, 2), (1, 4096, 32), (1, 3, 1), (4096, 96, 1)]
-)
-def test_splits_fill_the_gpu_once_without_tiny_shares(heads: int, top_k: int, splits: int) -> None:
-    assert attention_splits(heads, top_k, 132) == splits
-
-
-def test_every_split_gets_blocks() -> None:
-    for heads in range(1, 200, 7):
-        for top_k in range(1, 130):
-            splits = attention_splits(heads, top_k, 132)
-            share = -(-top_k // splits)
-            assert 1 <= splits <= 32
-            assert (splits - 1) * share < top_k
-            assert splits == 1 or share >= 4
-
-
-def test_splits_refuse_an_empty_problem() -> None:
-    with pytest.raises(ValueError, match="at least 1, got 0, 4 and 132"):
-        attention_splits(0, 4, 132)
 
 
 @pytest.mark.parametrize(
