@@ -12,7 +12,21 @@ from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec
 
 PLANNED = ("sparda", "sparse")
-"""Policies whose plans hold every kind of operation between them."""
+"""Policies that every profile can price."""
+
+HOLDS = {
+    "headscore": "sparse",
+    "dense_attention": "dense",
+    "biased_attention": "nosa",
+    "bias": "nosa",
+    "shortlist": "nosa",
+    "partial_query": "infinigen",
+    "partial_score": "infinigen",
+    "partial_keys": "infinigen",
+    "report": "infinigen",
+    "shallow_score": "shallow",
+}
+"""Policies whose plans hold a kind that the plan of sparda has not."""
 
 GRAPH_OPS = ("graph", "serial")
 """Rows of kind ``kernel`` that are no kind of operation."""
@@ -55,7 +69,8 @@ def fit_kernels(rows: Sequence[Row], shape: ModelShape, spec: SparseSpec) -> dic
 def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: ModelShape, spec: SparseSpec) -> float:
     """Least HBM bytes of one operation of ``kind``, averaged over the plan that was measured."""
     context = int(value) if second == "context_tokens" else 32768
-    config = Config(policy="sparse" if kind == "headscore" else "sparda", top_k=int(value) if second == "top_k" else 96)
+    top_k = int(value) if second == "top_k" else 96
+    config = Config(policy=HOLDS.get(kind, "sparda"), top_k=top_k)
     ops = make_plan(shape, spec, Workload(int(batch), context, 0.0), config).of_kind(kind)
     return sum(op.work.hbm_bytes for op in ops) / len(ops)
 

@@ -6,7 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -155,6 +155,15 @@ class Bench:
         )
         return Decoder(plan, self.weights, tiers, made)
 
+    def thin(self, layers: int) -> Bench:
+        """A bench of the same session, on a model of the same sizes with ``layers`` layers; this one's memory goes."""
+        self.release()
+        self.__dict__.pop("weights", None)
+        other = Bench(self.store, self.session, replace(self.shape, layers=layers), self.clock, seed=self.seed)
+        other.device, other._known = self.device, self._known
+        other.__dict__["pool"] = self.pool
+        return other
+
     def row(
         self,
         kind: str,
@@ -169,7 +178,7 @@ class Bench:
     def keep(self, *rows: Row) -> None:
         for kind in dict.fromkeys(r.kind for r in rows):
             self.store.append(kind, [r for r in rows if r.kind == kind])
-        self._known |= {r.key for r in rows}
+        self._known.update(r.key for r in rows)
 
     def measured(self, kind: str, op: str, case: Mapping[str, Value]) -> bool:
         """Whether the store has this case already, from this run or from one that was interrupted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -41,14 +42,25 @@ BY_BATCH = (
 )
 """Kinds whose work depends on the batch alone; last those that move every sequence on by a token."""
 
+ALSO_BY_BATCH = {"nosa": ("bias",), "infinigen": ("partial_query", "partial_keys", "report")}
+"""The same of other policies, by the policy that has them."""
+
 BY_CONTEXT = {"sparda": ("score", "select"), "sparse": ("headscore",)}
 """Kinds whose work grows with the context too, by the policy that has them."""
 
-BY_TOP_K = ("attention",)
+ALSO_BY_CONTEXT = {"nosa": ("shortlist",), "infinigen": ("partial_score",), "shallow": ("shallow_score",)}
+"""The same of policies that no search turns: fewer points."""
+
+BY_TOP_K = {"sparda": ("attention",), "nosa": ("biased_attention",)}
 
 CONTEXTS = (16384, 32768, 65536, 131072)
+FEWER_CONTEXTS = (8192, 32768, 131072)
 TOP_KS = (64, 96, 128)
 CONTEXT_BATCHES = (1, 4, 16, 32, 64)
+FEWER_BATCHES = (1, 4, 16, 64)
+
+THIN = 4
+"""Layers of the model that attends to whole contexts: of all layers, long contexts of many sequences fit no GPU."""
 
 
 def chain(decoder: Decoder, kind: str) -> tuple[Callable[[], None], list[Op]]:
@@ -76,11 +88,11 @@ def behind(decoder: Decoder, kind: str) -> tuple[Callable[[], None], Callable[[]
 
 
 def _previous(plan: Plan, op: Op) -> Op:
-    """The operation that ends last before ``op`` starts: the one before it on the main stream, or the one it awaits."""
+    """The operation that ends last before ``op`` starts: the one before it on its stream, or the one it awaits."""
     if op.stream != MAIN and op.after:
         return plan.ops[op.after[-1]]
-    main = [o for o in plan if o.stream == MAIN]
-    return main[main.index(op) - 1]
+    same = [o for o in plan if o.stream == op.stream]
+    return same[same.index(op) - 1]
 
 
 def body_of(decoder: Decoder, ops: list[Op], kind: str = "") -> Callable[[], None]:
@@ -112,30 +124,76 @@ def _cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
                 yield workload, Config(policy=policy), kinds, "context_tokens"
     for top_k in TOP_KS:
         for batch in BATCHES:
-            yield Workload(batch, 32768, 0.06), Config(top_k=top_k), BY_TOP_K, "top_k"
+            yield Workload(batch, 32768, 0.06), Config(top_k=top_k), BY_TOP_K["sparda"], "top_k"
+    yield from _other_policies()
+
+
+def _other_policies() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
+    for batch in FEWER_BATCHES:
+        for policy, kinds in ALSO_BY_BATCH.items():
+            yield Workload(batch, 32768, 0.03), Config(policy=policy), kinds, ""
+        for top_k in TOP_KS:
+            yield Workload(batch, 32768, 0.03), Config(policy="nosa", top_k=top_k), BY_TOP_K["nosa"], "top_k"
+        for context in FEWER_CONTEXTS:
+            for policy, kinds in ALSO_BY_CONTEXT.items():
+                yield Workload(batch, context, 0.03), Config(policy=policy), kinds, "context_tokens"
+
+
+def _dense_cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
+    for batch in FEWER_BATCHES:
+        for context in FEWER_CONTEXTS:
+            yield Workload(batch, context, 0.0), Config(policy="dense"), ("dense_attention",), "context_tokens"
 
 
 def measure_kernels(bench: Bench) -> None:
     """Rows of kind ``kernel``: microseconds that an operation adds behind the one that precedes it in a step."""
+    shallowest = bench.shape.layers - 2
     for workload, config, kinds, second in _cases():
-        case: dict[str, Value] = {"batch": workload.batch}
-        if second:
-            case[second] = workload.context_tokens if second == "context_tokens" else config.top_k
-        missing = [k for k in kinds if not bench.measured("kernel", k, case)]
-        if not missing:
-            continue
-        bench.clock.check()
-        decoder = bench.decoder(workload, config)
-        decoder.issue()
-        for kind in missing:
-            pairs, before, ops = behind(decoder, kind)
-            without = median(replay_us(warm_and_captured(before), REPEATS))
-            both = replay_us(warm_and_captured(pairs), REPEATS)
-            samples = tuple(max(LEAST_US, (us - without) / len(ops)) for us in both)
-            work = ops[-1].work
-            values = {"flops": float(work.flops), "hbm_bytes": float(work.hbm_bytes)}
-            bench.keep(bench.row("kernel", kind, case, samples, BEHIND, values))
+        # A model of few layers scores in one of them all the same.
+        _measure(bench, workload, replace(config, score_layer=min(config.score_layer, shallowest)), kinds, second)
     _graph_costs(bench)
+    thin = bench.thin(THIN)
+    for workload, config, kinds, second in _dense_cases():
+        _measure(thin, workload, config, kinds, second)
+
+
+def _measure(bench: Bench, workload: Workload, config: Config, kinds: tuple[str, ...], second: str) -> None:
+    case: dict[str, Value] = {"batch": workload.batch}
+    if second:
+        case[second] = workload.context_tokens if second == "context_tokens" else config.top_k
+    missing = [k for k in kinds if not bench.measured("kernel", k, case)]
+    if not missing:
+        return
+    bench.clock.check()
+    decoder = bench.decoder(workload, config)
+    decoder.issue()
+    for kind in missing:
+        if kind == "shallow_score":
+            samples, ops = _refreshing(decoder, config.refresh_steps)
+        else:
+            samples, ops = _added(decoder, kind)
+        work = ops[-1].work
+        values = {"flops": float(work.flops), "hbm_bytes": float(work.hbm_bytes)}
+        bench.keep(bench.row("kernel", kind, case, samples, BEHIND, values))
+
+
+def _added(decoder: Decoder, kind: str) -> tuple[tuple[float, ...], list[Op]]:
+    """Microseconds that an operation of ``kind`` adds, one sample a replay; the operations."""
+    pairs, before, ops = behind(decoder, kind)
+    without = median(replay_us(warm_and_captured(before), REPEATS))
+    both = replay_us(warm_and_captured(pairs), REPEATS)
+    return tuple(max(LEAST_US, (us - without) / len(ops)) for us in both), ops
+
+
+def _refreshing(decoder: Decoder, every: int) -> tuple[tuple[float, ...], list[Op]]:
+    """The same of a score that is renewed ``every`` steps: the mean over so many."""
+    found = []
+    for step in (0, 1):
+        decoder.tiers.step.fill_(step)
+        samples, ops = _added(decoder, "shallow_score")
+        found.append(samples)
+    renewed, kept = found
+    return tuple((r + (every - 1) * k) / every for r, k in zip(renewed, kept, strict=True)), ops
 
 
 def _graph_costs(bench: Bench) -> None:

@@ -14,9 +14,10 @@ REPEATS = 16
 FULL = 131072
 CTAS = (1, 2, 3, 4, 8, 16)
 FEW_CTAS = (2, 4, 16)
-MORE_CTAS = (6, 32)
+MORE_CTAS = (6, 32, 64)
 """Only at one miss rate: what they tell lies between, or beyond, the others."""
 MISSES = (0.0, 0.03, 0.06, 0.12)
+MANY_MISSES = 0.25
 
 
 def _cases() -> Iterator[tuple[Workload, Config]]:
@@ -27,24 +28,30 @@ def _cases() -> Iterator[tuple[Workload, Config]]:
                 yield Workload(batch, FULL, miss), Config(prefetch_ctas=ctas)
         for ctas in MORE_CTAS:
             yield Workload(batch, FULL, 0.06), Config(prefetch_ctas=ctas)
+        for ctas in (2, 4):
+            yield Workload(batch, FULL, MANY_MISSES), Config(prefetch_ctas=ctas)
         for miss in (0.03, 0.12):
             yield Workload(batch, FULL, miss), Config(prefetch_ctas=16, prefetch_warps=8, prefetch_stages=1)
-            for ctas in (3, 4):
+            for ctas in (2, 3, 4):
                 yield Workload(batch, FULL, miss), Config(prefetch_ctas=ctas, prefetch_stages=12)
             yield Workload(batch, FULL, miss), Config(policy="sparda-on-demand")
             yield Workload(batch, FULL, miss), Config(policy="sparse")
-            yield Workload(batch, FULL, miss), Config(lookahead=0)
         for miss in (0.03, 0.06, 0.12):
-            for ctas in (2, 4, 16):
+            for ctas in (2, 4):
                 yield Workload(batch, FULL, miss), Config(lookahead=2, prefetch_ctas=ctas)
+        for lookahead in (3, 4):
+            for miss in (0.06, 0.12):
+                yield Workload(batch, FULL, miss), Config(lookahead=lookahead)
     for batch in (4, 16, 64):
-        for ctas in (2, 3, 8, 16):
-            for miss in MISSES:
+        for ctas in (2, 3, 8):
+            for miss in (0.0, 0.06, 0.12):
                 yield Workload(batch, 32768, miss), Config(prefetch_ctas=ctas)
         for top_k in (64, 128):
             for miss in (0.03, 0.12):
                 yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=2)
                 yield Workload(batch, 65536, miss), Config(top_k=top_k, prefetch_ctas=8)
+        for ctas in (2, 4):
+            yield Workload(batch, 16384, 0.06), Config(prefetch_ctas=ctas)
         if batch < 64:
             yield Workload(batch, 32768, 0.0), Config(policy="sparse-resident")
         for resident in (144, 192):
