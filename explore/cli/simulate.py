@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.engine.policies import make_plan
     from sparda.explore.predict import Predictor
     from sparda.sim.player import play
+    from sparda.sim.trace import chrome_trace
 
     scenario = scenario_of(args)
     profile = profile_named(scenario.profile)
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Output:
     timeline = play(plan, profile.costs)
     trace = write_folder_of(args.trace) if args.trace else None
     if trace:
-        write_json(trace, timeline.chrome_trace())
+        write_json(trace, chrome_trace(timeline))
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
