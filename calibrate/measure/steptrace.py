@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from sparda.calibrate.measure.bench import Bench, replayed
@@ -81,5 +80,5 @@ def profiled(graph: Replayable, replays: int) -> list[KernelEvent]:
         # Microseconds from the profile's start, as floats that come from whole nanoseconds.
         KernelEvent(e.name, round(e.time_range.start * 1e3), round(e.time_range.end * 1e3))
         for e in profiler.events()
-        if e.device_type == DeviceType.CUDA and not e.is_user_annotation
+        if e.device_type.name == "CUDA" and not getattr(e, "is_user_annotation", False)
     ]

@@ -11,8 +11,6 @@ import pytest
 
 pytest.importorskip("triton", reason="measuring needs torch and triton")
 
-from torch.autograd import DeviceType
-
 from sparda.calibrate.measure import steptrace
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.steptrace import CELLS, FOLDER, REPEATS, REPLAYS, file_name, measure_step_traces
@@ -51,12 +49,13 @@ class FakeProfile:
         for number in range(REPLAYS):
             zero = number * 2 * self.length_ns
             for name, start, end in [*self.kernels, *self.more]:
-                time = SimpleNamespace(start=(zero + start) / 1e3, end=(zero + end + number) / 1e3)
-                yield SimpleNamespace(name=name, time_range=time, device_type=DeviceType.CUDA, is_user_annotation=False)
-        host = SimpleNamespace(start=0.0, end=9.0)
-        yield SimpleNamespace(
-            name="cudaGraphLaunch", time_range=host, device_type=DeviceType.CPU, is_user_annotation=False
-        )
+                yield event(name, "CUDA", (zero + start) / 1e3, (zero + end + number) / 1e3)
+        yield event("cudaGraphLaunch", "CPU", 0.0, 9.0)
+
+
+def event(name: str, device: str, start_us: float, end_us: float) -> SimpleNamespace:
+    time, where = SimpleNamespace(start=start_us, end=end_us), SimpleNamespace(name=device)
+    return SimpleNamespace(name=name, time_range=time, device_type=where, is_user_annotation=False)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def timeline(request: pytest.FixtureRequest) -> Timeline:
 
 
 def named(events: list[Event], name: str) -> int:
-    return next(e["tid"] for e in events if e["name"] == "thread_name" and e["args"]["name"] == name)
+    return next(int(e["tid"]) for e in events if e["name"] == "thread_name" and e["args"]["name"] == name)
 
 
 def test_every_operation_is_on_its_streams_track(timeline: Timeline) -> None:
