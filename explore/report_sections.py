@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from sparda.calibrate.profile import ErrorBand
 from sparda.explore import report_plots as plots
+from sparda.explore.blame import JOIN, exposed_ns
 from sparda.explore.predict import Prediction, prediction_label
 from sparda.explore.report_data import Curve, Held, Report, band_of, undominated
 from sparda.explore.report_page import Html, count, figure, html, lines, misses, paragraph, plot, table, tag
-from sparda.explore.report_timeline import JOIN, exposed_ns, family_of, streams, window
+from sparda.explore.report_timeline import family_of, streams, window
 from sparda.explore.text import percent, tokens_label
 
 WORST = 10

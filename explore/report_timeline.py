@@ -28,48 +28,6 @@ def family_of(kind: str) -> tuple[str, str]:
     return SMALL, GREY
 
 
-LAUNCH, JOIN = "step overhead", "stream joins"
-
-
-def exposed_ns(timeline: Timeline) -> dict[str, int]:
-    """Nanoseconds of the step that each kind is to blame for; they add up to the whole step.
-
-    On the main stream that is all its time. A side stream is to blame while main stands still for it: for the
-    operation waited for as far as it ran in the gap, for what that one waited for before.
-    """
-    before: dict[str, int] = {}
-    previous: list[int | None] = []
-    for span in timeline.spans:
-        previous.append(before.get(span.stream))
-        before[span.stream] = span.op.index
-    blame: dict[str, int] = {}
-
-    def add(kind: str, ns: int) -> None:
-        if ns > 0:
-            blame[kind] = blame.get(kind, 0) + ns
-
-    idle_from = 0
-    for span in timeline.spans:
-        if span.stream != MAIN:
-            continue
-        add(span.kind, span.ns)
-        until, waits = span.start_ns, list(span.op.after)
-        while until > idle_from and waits:
-            cause = timeline.spans[max(waits, key=lambda i: timeline.spans[i].end_ns)]
-            ended = max(cause.end_ns, idle_from)
-            add(JOIN, until - ended)
-            until = min(ended, until)
-            began = max(cause.start_ns, idle_from)
-            add(cause.kind, until - began)
-            until = min(until, began)
-            own = previous[cause.op.index]
-            waits = [*cause.op.after, *([] if own is None else [own])]
-        add(JOIN, until - idle_from)
-        idle_from = span.end_ns
-    add(LAUNCH, timeline.makespan_ns - idle_from)
-    return blame
-
-
 def window(step: Timeline, first: int, layers: int) -> tuple[float, float]:
     """Microseconds of some layers on the main stream; the whole step where there are none.
 

@@ -158,33 +158,3 @@ class Timeline:
     def to_json(self) -> str:
         """``to_dict`` as one line; the same plan and costs give the same bytes."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-
-    def chrome_trace(self) -> JSON:
-        """The step for chrome://tracing or ui.perfetto.dev: a track per stream, the link's GB/s as a counter.
-
-        Arrows lead from each prefetch to the operation that waits for it. Times in microseconds.
-        """
-        tracks = {stream: number for number, stream in enumerate(self.plan.streams)}
-        events: list[JSON] = [_event("M", tid, name="thread_name", args={"name": s}) for s, tid in tracks.items()]
-        for span in self.spans:
-            op, tid = span.op, tracks[span.op.stream]
-            work = {name: value for name, value in asdict(op.work).items() if value}
-            events.append(
-                _event("X", tid, name=op.name, cat=op.kind, ts=span.start_ns / 1e3, dur=span.ns / 1e3, args=work)
-            )
-            for earlier in op.after:
-                copy = self.spans[earlier]
-                if copy.op.work.h2d_bytes:
-                    arrow = {"name": "blocks", "cat": "prefetch", "id": earlier}
-                    events.append(_event("s", tracks[copy.op.stream], ts=copy.end_ns / 1e3, **arrow))
-                    events.append(_event("f", tid, ts=span.start_ns / 1e3, bp="e", **arrow))
-        carried = None
-        for at, link, _ in self.samples:
-            if link != carried:
-                events.append(_event("C", 0, name="link GB/s", ts=at / 1e3, args={"GB/s": link}))
-                carried = link
-        return {"traceEvents": events, "displayTimeUnit": "ns"}
-
-
-def _event(phase: str, track: int, **fields: object) -> JSON:
-    return {"ph": phase, "pid": 0, "tid": track, **fields}

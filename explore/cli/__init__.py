@@ -6,6 +6,8 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
 - ``simulate``: ``prediction`` (predict.Prediction), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``,
   ``link_bytes``, ``trace``;
+- ``explain``: ``prediction``, ``explanation`` (explain.Explanation with ``rule``), ``trace``, ``measured`` (null, or
+  the measured step's ``file``, ``step_us``, ``kernels_us``, ``parts_us``, ``same_case``);
 - ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,
   ``fitting``, ``study`` (null, or study.Finding);
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
@@ -41,6 +43,7 @@ COMMANDS = {
     "measure": "measure this machine's GPU and link (needs a GPU)",
     "calibrate": "fit a profile to measurement rows",
     "simulate": "predict one decode step and where its time goes",
+    "explain": "why a step takes its time, and what would shorten it",
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
     "policies": "all policies side by side, as measured",

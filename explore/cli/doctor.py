@@ -18,7 +18,7 @@ NEED_GPU = "measure, validate, generate"
 PACKAGES = (
     ("numpy", "every command", "pip install sparda"),
     ("scipy", "calibrate", "pip install sparda"),
-    ("simpy", "simulate, explore, table", "pip install sparda"),
+    ("simpy", "simulate, explain, explore, table", "pip install sparda"),
     ("optuna", "explore --trials", "pip install sparda"),
     ("plotly", "report, demo", "pip install sparda"),
     ("torch", NEED_GPU, "pip install 'sparda[engine]'"),
@@ -26,7 +26,7 @@ PACKAGES = (
 )
 NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-NEED_NO_GPU = "simulate, explore, table, policies, report, demo, evidence, calibrate, validate --verdicts"
+NEED_NO_GPU = "simulate, explain, explore, table, policies, report, demo, evidence, calibrate, validate --verdicts"
 NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 
 

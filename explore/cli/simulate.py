@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.engine.policies import make_plan
     from sparda.explore.predict import Predictor
     from sparda.sim.player import play
+    from sparda.sim.trace import chrome_trace
 
     scenario = scenario_of(args)
     profile = profile_named(scenario.profile)
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Output:
     timeline = play(plan, profile.costs)
     trace = write_folder_of(args.trace) if args.trace else None
     if trace:
-        write_json(trace, timeline.chrome_trace())
+        write_json(trace, chrome_trace(timeline))
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
@@ -61,34 +62,16 @@ def _kinds(timeline: Timeline) -> list[dict[str, object]]:
     ]
 
 
-def _band_text(profile: Profile) -> str:
-    from sparda.explore.text import count, percent
-
-    band = profile.band
-    if not band.count:
-        return "error unknown, no step was held out"
-    return f"-/+ {percent(band.p90)}, the p90 error of {count(band.count, 'held-out step')}"
-
-
 def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace: Path | None) -> str:
-    from sparda.explore.predict import prediction_label
-    from sparda.explore.text import columns, percent, wrapped
+    from sparda.explore.headline import opening, warnings
+    from sparda.explore.text import columns, percent
 
-    w = p.workload
     kinds = sorted(timeline.by_kind().items(), key=lambda item: -item[1].ns)
     where = {span.kind: span.stream for span in timeline.spans}
     step_ns, exposed = timeline.makespan_ns, timeline.exposed_ns
     rows = [[k, where[k], str(t.count), f"{t.ns / 1e3:.0f}", percent(t.ns / step_ns)] for k, t in kinds]
     lines = [
-        wrapped(
-            f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses; {p.config.policy}: "
-            f"{prediction_label(p.config)}. Profile {profile.label}."
-        ),
-        wrapped(
-            f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({p.low:.0f} to {p.high:.0f}: "
-            f"{_band_text(profile)})."
-        ),
-        f"GPU memory {p.gpu_gib:.1f} GiB, pinned memory {p.pinned_gib:.1f} GiB.",
+        *opening(profile, p, model),
         "",
         columns(["kind", "stream", "count", "us", "of step"], rows, left=2),
         "",
@@ -96,11 +79,8 @@ def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace
         + ", ".join(f"{s} {percent(ns / step_ns)}" for s, ns in timeline.busy_ns.items())
         + f"; link {percent(timeline.link_busy_ns / step_ns)}.",
         f"Exposed: main waits {exposed / 1e3:.0f} us ({percent(exposed / step_ns)}) for other streams.",
+        *warnings(p),
     ]
-    if not p.fits:
-        lines.append(wrapped(f"Does not fit: {p.limit_reason}."))
-    if not p.inside:
-        lines.append(wrapped(f"Outside the measured range: {'; '.join(p.outside_reasons)}."))
     if trace:
         lines.append(f"Trace: {trace}")
     return "\n".join(lines)

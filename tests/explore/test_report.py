@@ -18,12 +18,12 @@ from sparda.calibrate.profile import ErrorBand, Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
+from sparda.explore.blame import exposed_ns
 from sparda.explore.predict import Predictor
 from sparda.explore.report import SECTIONS, write_report
 from sparda.explore.report_data import Report, band_of, collect, undominated
 from sparda.explore.report_page import count
 from sparda.explore.report_sources import commands
-from sparda.explore.report_timeline import exposed_ns
 from sparda.explore.scenario import Scenario, load_scenario
 from sparda.explore.table import cta_table
 from sparda.explore.text import percent

@@ -46,27 +46,5 @@ def test_the_json_is_json_and_complete(timeline: Timeline) -> None:
     assert [span["name"] for span in data["spans"]] == [op.name for op in timeline.plan]
 
 
-def test_the_trace_has_a_track_per_stream_and_every_operation(timeline: Timeline) -> None:
-    events = json.loads(json.dumps(timeline.chrome_trace()))["traceEvents"]
-    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == list(timeline.plan.streams)
-    assert [e["name"] for e in events if e["ph"] == "X"] == [op.name for op in timeline.plan]
-
-
-def test_the_trace_has_an_arrow_from_each_prefetch_to_the_attention_that_waits_for_it() -> None:
-    timeline = play(step_plan(), FakeCosts())
-    events = timeline.chrome_trace()["traceEvents"]
-    begun = {e["id"]: e for e in events if e["ph"] == "s"}
-    ended = {e["id"]: e for e in events if e["ph"] == "f"}
-    assert set(begun) == set(ended) == {op.index for op in timeline.plan.of_kind("prefetch")}
-    starts = {span.start_ns / 1e3 for span in timeline.spans if span.kind == "attention"}
-    assert all(ended[i]["ts"] in starts and begun[i]["ts"] <= ended[i]["ts"] for i in begun)
-
-
-def test_the_trace_counts_the_links_rate_down_to_zero() -> None:
-    rates = [e["args"]["GB/s"] for e in play(step_plan(), FakeCosts()).chrome_trace()["traceEvents"] if e["ph"] == "C"]
-    assert max(rates) <= 50.0
-    assert rates[0] == rates[-1] == 0.0
-
-
 def test_the_simulators_speed_is_a_positive_number_of_steps() -> None:
     assert steps_per_second(step_plan(), FakeCosts(), seconds=0.01) > 0.0
