@@ -118,8 +118,10 @@ def _memory() -> Check:
 
 
 def _profiles() -> Check:
-    from sparda.calibrate.profile import profile_names
+    from sparda.calibrate.datasheet import datasheets
+    from sparda.calibrate.profile import measured_names
 
-    names = profile_names()
+    names = measured_names()
     hint = "measure and calibrate one, then give its folder with --profile"
-    return Check("profiles", "ok" if names else "missing", ", ".join(names) or "-", "" if names else hint)
+    found = f"{', '.join(names)}; {len(datasheets())} by datasheet (sparda machines)"
+    return Check("profiles", "ok" if names else "missing", found if names else "-", "" if names else hint)
