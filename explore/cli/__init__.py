@@ -4,6 +4,7 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 
 - always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
 - ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
+- ``machines``: ``name``, ``machines`` (machines.Entry);
 - ``simulate``: ``prediction`` (predict.Prediction), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``,
   ``link_bytes``, ``trace``;
 - ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,
@@ -38,6 +39,7 @@ from sparda.explore.cli.common import Output, Parser
 
 COMMANDS = {
     "doctor": "what this machine has and lacks",
+    "machines": "machines with a profile, measured or by datasheet",
     "measure": "measure this machine's GPU and link (needs a GPU)",
     "calibrate": "fit a profile to measurement rows",
     "simulate": "predict one decode step and where its time goes",
