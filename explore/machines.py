@@ -66,9 +66,7 @@ def _measured() -> Iterator[Entry]:
             hbm_gib=profile.machine.hbm_capacity_bytes / GIB,
             link=sheet.link.name if sheet else "-",
             link_gb_s=profile.machine.link_h2d_gb_s,
-            sources=(
-                f"Measured on this GPU in {count(len(profile.sessions), 'session')}; rows beside its profile.json",
-            ),
+            sources=(f"Measured on this GPU in {sessions}; rows beside its profile.json",),
         )
 
 
