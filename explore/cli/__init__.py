@@ -12,6 +12,9 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
 - ``policies``: ``model``, ``cells`` and ``detail`` (policies.Cell with its shares), ``residency`` (policies.Residency),
   ``crossover`` by context (crossover.Crossover), ``floor_share``, ``answers`` (sentences);
+- ``published``: ``paper``, ``code``, ``model``, ``assumptions`` (published.Assumptions), ``changed``, ``profiles``,
+  ``cells`` (published.Compared), ``ratios``, ``trends``, ``claims``, ``rooms`` (published_ratios), ``misses``,
+  ``launch_bound`` (published_case), ``conclusions`` (sentences);
 - ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
 - ``evidence``: ``figures`` by id (figures.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
   ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``;
@@ -46,6 +49,7 @@ COMMANDS = {
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
     "policies": "all policies side by side, as measured",
+    "published": "the paper's figures beside the model's",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",

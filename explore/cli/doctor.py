@@ -26,7 +26,9 @@ PACKAGES = (
 )
 NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-NEED_NO_GPU = "simulate, explore, table, policies, report, demo, evidence, calibrate, validate --verdicts"
+NEED_NO_GPU = (
+    "machines, simulate, explore, table, policies, published, report, demo, evidence, calibrate, validate --verdicts"
+)
 NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 
 

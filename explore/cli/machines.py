@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from typing import TYPE_CHECKING
 
 from sparda.explore.cli.common import Output, add_json
@@ -70,6 +71,18 @@ def _in_full(e: Entry) -> str:
 
 
 def _sources(e: Entry) -> str:
-    from sparda.explore.text import wrapped
+    from sparda.explore.text import WIDTH
 
-    return "\n".join(wrapped(source, "  ") for source in e.sources)
+    # An address is to be copied: it stays whole even where it is too long for a line.
+    lines = [
+        textwrap.wrap(
+            source,
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        for source in e.sources
+    ]
+    return "\n".join("\n".join(part) for part in lines)
