@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.datasheet import Datasheet, datasheet_named, datasheets, refuse_other_vendor
 from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.store import Store
 from sparda.engine.errors import SpardaError
@@ -18,6 +19,12 @@ from sparda.sim.costs import Machine
 
 SHIPPED = Path(__file__).parent / "profiles"
 SCHEMA = 1
+
+MEASURED, DATASHEET = "measured", "datasheet"
+"""Tiers: fitted to rows of the GPU itself, or carried over from the base by what a datasheet prints."""
+
+BASE = "h200-sxm.measured"
+"""The shipped profile from which those of the datasheet tier are built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +89,54 @@ class Profile:
         return reasons
 
 
-def profile_names() -> list[str]:
-    """Profiles that come with the package."""
+def measured_names() -> list[str]:
+    """Measured profiles that come with the package."""
     return sorted(p.parent.name for p in SHIPPED.glob("*/profile.json"))
 
 
+def profile_names() -> list[str]:
+    """Every name that ``load_profile`` knows: measured profiles, then those built from a datasheet."""
+    return measured_names() + [sheet.profile_name for sheet in datasheets().values()]
+
+
 def load_profile(name: str) -> Profile:
-    """A shipped profile by name, or one in a folder by path.
+    """A shipped profile by name, or one in a folder by path; ``MACHINE.datasheet`` is built from ``BASE``.
 
     Raises SpardaError for an unknown GPU or a missing or damaged file: another GPU's numbers are never used.
     """
     folder = SHIPPED / name
     if not (folder / "profile.json").exists():
         folder = Path(name)
+    if (folder / "profile.json").exists():
+        return _stored(folder)
+    machine = name.removesuffix(f".{DATASHEET}")
+    if machine != name and Path(name).name == name:
+        return _from_datasheet(datasheet_named(machine))
+    raise _unknown(name)
+
+
+def _from_datasheet(sheet: Datasheet) -> Profile:
+    # Not above: carrying costs over is written in terms of profiles.
+    from sparda.calibrate.transfer import transferred
+
+    return transferred(_stored(SHIPPED / BASE), sheet)
+
+
+def _unknown(name: str) -> SpardaError:
+    if Path(name).name == name:
+        refuse_other_vendor(name)
+    known = ", ".join(profile_names()) or "none"
+    sheet = datasheets().get(name.removesuffix(f".{MEASURED}"))
+    built = f"That machine was not measured; what its datasheet gives is {sheet.profile_name}. " if sheet else ""
+    return SpardaError(
+        f"no profile {name!r}: it is neither shipped (known: {known}) nor a folder with a profile.json. {built}"
+        "Measure this GPU with `sparda measure` and `sparda calibrate`; another GPU's numbers are never used."
+    )
+
+
+def _stored(folder: Path) -> Profile:
+    """The profile in a folder's profile.json. Raises SpardaError where that is damaged."""
     path = folder / "profile.json"
-    if not path.exists():
-        known = ", ".join(profile_names()) or "none"
-        raise SpardaError(
-            f"no profile {name!r}: it is neither shipped (known: {known}) nor a folder with a profile.json. "
-            "Measure this GPU with `sparda measure` and `sparda calibrate`; another GPU's numbers are never used."
-        )
     data = read_json(path)
     if data.get("schema") != SCHEMA:
         raise SpardaError(f"{path}: schema {data.get('schema')!r}, this version reads {SCHEMA}; calibrate again.")

@@ -4,6 +4,7 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 
 - always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
 - ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
+- ``machines``: ``name``, ``machines`` (machines.Entry);
 - ``simulate``: ``prediction`` (predict.Prediction), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``,
   ``link_bytes``, ``trace``;
 - ``explain``: ``prediction``, ``explanation`` (explain.Explanation with ``rule``), ``trace``, ``measured`` (null, or
@@ -13,6 +14,9 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
 - ``policies``: ``model``, ``cells`` and ``detail`` (policies.Cell with its shares), ``residency`` (policies.Residency),
   ``crossover`` by context (crossover.Crossover), ``floor_share``, ``answers`` (sentences);
+- ``published``: ``paper``, ``code``, ``model``, ``assumptions`` (published.Assumptions), ``changed``, ``profiles``,
+  ``cells`` (published.Compared), ``ratios``, ``trends``, ``claims``, ``rooms`` (published_ratios), ``misses``,
+  ``launch_bound`` (published_case), ``conclusions`` (sentences);
 - ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
 - ``evidence``: ``figures`` by id (figures.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
   ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``;
@@ -40,6 +44,7 @@ from sparda.explore.cli.common import Output, Parser
 
 COMMANDS = {
     "doctor": "what this machine has and lacks",
+    "machines": "machines with a profile, measured or by datasheet",
     "measure": "measure this machine's GPU and link (needs a GPU)",
     "calibrate": "fit a profile to measurement rows",
     "simulate": "predict one decode step and where its time goes",
@@ -47,6 +52,7 @@ COMMANDS = {
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
     "policies": "all policies side by side, as measured",
+    "published": "the paper's figures beside the model's",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",

@@ -26,7 +26,10 @@ PACKAGES = (
 )
 NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
-NEED_NO_GPU = "simulate, explain, explore, table, policies, report, demo, evidence, calibrate, validate --verdicts"
+NEED_NO_GPU = (
+    "machines, simulate, explain, explore, table, policies, published, report, demo, evidence, calibrate, "
+    "validate --verdicts"
+)
 NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 
 
@@ -118,8 +121,10 @@ def _memory() -> Check:
 
 
 def _profiles() -> Check:
-    from sparda.calibrate.profile import profile_names
+    from sparda.calibrate.datasheet import datasheets
+    from sparda.calibrate.profile import measured_names
 
-    names = profile_names()
+    names = measured_names()
     hint = "measure and calibrate one, then give its folder with --profile"
-    return Check("profiles", "ok" if names else "missing", ", ".join(names) or "-", "" if names else hint)
+    found = f"{', '.join(names)}; {len(datasheets())} by datasheet (sparda machines)"
+    return Check("profiles", "ok" if names else "missing", found if names else "-", "" if names else hint)
