@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sparda.calibrate.measure.watch import Watch
 from sparda.calibrate.store import Row, Store, Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
@@ -79,12 +80,15 @@ class Bench:
         self.spec = SparseSpec()
         self.device = torch.device("cuda")
         self._tiers: dict[tuple[int, int, int, int, tuple[str, ...]], Tiers] = {}
-        self._known = {r.key for r in store.rows()}
+        self._known = store.settled()
+        self.watch: Watch | None = None
 
     @cached_property
     def weights(self) -> Weights:
         self.say(f"weights of {self.shape.name}, random: {self.shape.weight_bytes / 2**30:.1f} GiB")
-        return random_weights(self.shape, self.device, self.seed)
+        made = random_weights(self.shape, self.device, self.seed)
+        self._begin()
+        return made
 
     @cached_property
     def pool(self) -> Tensor:
@@ -93,6 +97,7 @@ class Bench:
         pool = new_pool(int(POOL_GIB * 2**30) // (2 * values), values, self.device)
         # Pages that nobody has written may not be there yet, and are slow to read the first time.
         pool.copy_(torch.ones(1, dtype=pool.dtype).expand_as(pool))
+        self._begin()
         return pool
 
     def say(self, text: str) -> None:
@@ -153,14 +158,16 @@ class Bench:
             if chooses
             else None
         )
-        return Decoder(plan, self.weights, tiers, made)
+        decoder = Decoder(plan, self.weights, tiers, made)
+        self._begin()
+        return decoder
 
     def thin(self, layers: int) -> Bench:
         """A bench of the same session, on a model of the same sizes with ``layers`` layers; this one's memory goes."""
         self.release()
         self.__dict__.pop("weights", None)
         other = Bench(self.store, self.session, replace(self.shape, layers=layers), self.clock, seed=self.seed)
-        other.device, other._known = self.device, self._known
+        other.device, other._known, other.watch = self.device, self._known, self.watch
         other.__dict__["pool"] = self.pool
         return other
 
@@ -176,9 +183,21 @@ class Bench:
         return Row(kind, op, self.session, method, dict(case), samples, values or {})
 
     def keep(self, *rows: Row) -> None:
+        """Write rows that were measured since the last ones, or since what they needed was set up.
+
+        Each also says what the GPU did meanwhile, where that was watched.
+        """
+        seen = self.watch.seen() if self.watch else {}
+        rows = tuple(replace(r, values={**r.values, **seen}) for r in rows)
         for kind in dict.fromkeys(r.kind for r in rows):
             self.store.append(kind, [r for r in rows if r.kind == kind])
         self._known.update(r.key for r in rows)
+        self._begin()
+
+    def _begin(self) -> None:
+        """From here on the GPU's clocks are those of the next row."""
+        if self.watch:
+            self.watch.begin()
 
     def measured(self, kind: str, op: str, case: Mapping[str, Value]) -> bool:
         """Whether the store has this case already, from this run or from one that was interrupted."""

@@ -13,9 +13,10 @@ from sparda.calibrate.measure.corun import measure_corun
 from sparda.calibrate.measure.kernels import measure_kernels
 from sparda.calibrate.measure.link import measure_link
 from sparda.calibrate.measure.policies import measure_policies, measure_residency
-from sparda.calibrate.measure.provenance import clocks, provenance
+from sparda.calibrate.measure.provenance import clocks, gpu_id, provenance
 from sparda.calibrate.measure.steps import measure_steps
 from sparda.calibrate.measure.timing import warm_clocks
+from sparda.calibrate.measure.watch import Watch
 from sparda.calibrate.store import Store, grouped
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import model_named
@@ -46,12 +47,14 @@ def open_bench(out: Path, model: str, budget_s: float, seed: int = 0) -> Bench:
 def finish(bench: Bench, work: Callable[[Bench], None]) -> dict[str, object]:
     """Do the session's work and record how it ended: complete, budget spent, interrupted or failed.
 
-    What interrupted it or made it fail goes on upwards.
+    The GPU is watched meanwhile. What interrupted the work or made it fail goes on upwards.
     Returns what was done: session, rows by kind, how it ended, where the rows are.
     """
     ended = "failed"
+    watch = bench.watch = Watch(gpu_id())
     try:
-        work(bench)
+        with watch:
+            work(bench)
         ended = "complete"
     except OutOfTimeError:
         ended = "budget spent"
@@ -61,7 +64,9 @@ def finish(bench: Bench, work: Callable[[Bench], None]) -> dict[str, object]:
         raise
     finally:
         known = bench.store.provenance[bench.session]
-        bench.store.add_session(bench.session, {**known, "clocks_at_end": clocks(), "ended": ended})
+        bench.store.add_session(
+            bench.session, {**known, "watched": watch.summary(), "clocks_at_end": clocks(), "ended": ended}
+        )
     rows = grouped((r for r in bench.store.rows() if r.session == bench.session), lambda r: r.kind)
     counts = {kind: len(of_kind) for kind, of_kind in rows.items()}
     return {"session": bench.session, "rows": counts, "ended": ended, "folder": str(bench.store.folder)}
