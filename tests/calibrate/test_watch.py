@@ -1,4 +1,4 @@
-"""Watching a GPU with an nvidia-smi that is a script: what it says gets into rows and provenance, and it never stays."""
+"""Watching a GPU with an nvidia-smi that is a script: what it says reaches rows and provenance, and it never stays."""
 
 from __future__ import annotations
 
