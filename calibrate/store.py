@@ -57,7 +57,7 @@ class Row:
     @property
     def key(self) -> str:
         """Identity of the case, whatever session measured it: what resuming and comparing go by."""
-        return json.dumps([self.kind, self.op, dict(sorted(self.case.items()))])
+        return case_key(self.kind, self.op, self.case)
 
     def number(self, name: str) -> float:
         """A condition as a number; 0 where the case has none of that name."""
@@ -76,6 +76,11 @@ class Row:
             "complete": self.complete,
         }
         return json.dumps(record)
+
+
+def case_key(kind: str, op: str, case: Mapping[str, Value]) -> str:
+    """The key of the row that measuring this case leaves."""
+    return json.dumps([kind, op, dict(sorted(case.items()))])
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:

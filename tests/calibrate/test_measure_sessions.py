@@ -248,3 +248,21 @@ def test_a_session_without_nvidia_smi_says_that_it_was_not_watched(gpu: Gpu, tmp
     watched = next(iter(Store(tmp_path).provenance.values()))["watched"]
     assert isinstance(watched, dict)
     assert (watched["samples"], "cannot be run" in watched["complaint"]) == (0, True)
+
+
+def test_a_session_says_what_it_will_do_and_then_counts_to_it(
+    gpu: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    main_measure(tmp_path, 600.0, ["link", "kernels"], SHAPE.name, lambda done, total: steps.append((done, total)))
+    assert steps == [(n, 153 + 182) for n in range(1, 153 + 182 + 1)]
+    err = capsys.readouterr().err
+    assert "link: 153 cases, 0 measured already, the rest about 46 s" in err
+    assert "at an H200's pace; budget 600 s" in err
+
+
+def test_a_folder_with_another_models_rows_is_refused_before_anything_is_measured(gpu: Gpu, tmp_path: Path) -> None:
+    main_measure(tmp_path, 600.0, ["link"], SHAPE.name)
+    with pytest.raises(SpardaError, match="holds measurements of four layers"):
+        main_measure(tmp_path, 600.0, ["link"], "minicpm4.1-8b")
+    assert ending(tmp_path) == ["complete"]
