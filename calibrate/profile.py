@@ -100,7 +100,7 @@ def load_profile(name: str) -> Profile:
         known = ", ".join(profile_names()) or "none"
         raise SpardaError(
             f"no profile {name!r}: it is neither shipped (known: {known}) nor a folder with a profile.json. "
-            "Measure this GPU with `sparda measure` and `sparda calibrate`; another GPU's numbers are never used."
+            "Measure this GPU with `sparda profile new FOLDER`; another GPU's numbers are never used."
         )
     data = read_json(path)
     if data.get("schema") != SCHEMA:

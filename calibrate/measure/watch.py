@@ -97,10 +97,13 @@ class Watch:
     complaint: str = ""
     """Why there are no samples, where there are none."""
     _began_s: float = field(default_factory=time.monotonic)
+    _entered_s: float = 0.0
+    _watched_s: float = 0.0
     _child: subprocess.Popen[str] | None = None
     _reader: threading.Thread | None = None
 
     def __enter__(self) -> Watch:
+        # It dies with us even where nobody can end it: after us its pipe has no reader.
         query = [f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
         command = [TOOL, *query, "-i", self.gpu, "-lms", str(round(1e3 * self.interval_s))]
         try:
@@ -112,6 +115,7 @@ class Watch:
             return self
         self._reader = threading.Thread(target=self._read, daemon=True, name="watch")
         self._reader.start()
+        self._entered_s = time.monotonic()
         return self
 
     def __exit__(
@@ -127,15 +131,17 @@ class Watch:
             self._child.wait()
         # Whatever inherited the pipe could hold it open: the reader, a daemon, is not waited for without end.
         self._reader.join(STOP_S)
+        self._watched_s = time.monotonic() - self._entered_s
 
     def _read(self) -> None:
         assert self._child is not None
         assert self._child.stdout is not None
-        for line in self._child.stdout:
-            if found := sample_of(line, time.monotonic()):
-                self.samples.append(found)
-            elif not self.complaint:
-                self.complaint = f"{TOOL}: {line.strip()}"
+        with self._child.stdout as lines:
+            for line in lines:
+                if found := sample_of(line, time.monotonic()):
+                    self.samples.append(found)
+                elif line.strip() and not self.complaint:
+                    self.complaint = f"{TOOL}: {line.strip()}"
 
     def begin(self) -> None:
         """What is ``seen`` next begins here."""
@@ -178,6 +184,7 @@ class Watch:
         return {
             "samples": len(samples),
             "interval_s": self.interval_s,
+            "watched_s": round(self._watched_s, 1),
             "sm_clock_mhz": _range(busy, lambda s: s.sm_clock_mhz),
             "memory_clock_mhz": _range(busy, lambda s: s.memory_clock_mhz),
             "power_w": _range(busy, lambda s: s.power_w),

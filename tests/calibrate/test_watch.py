@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -31,11 +33,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def alive(pid: int) -> bool:
+    """Whether it runs; one that ended and that nobody has asked after yet does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True
 
 
 @pytest.fixture
@@ -50,7 +52,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         body += [f"print({line!r}, flush=True)" for line in lines]
         body += [f"open({str(pid) + '.new'!r}, 'w').write(str(os.getpid()) + ' ' + ' '.join(sys.argv[1:]))"]
         body += [f"os.rename({str(pid) + '.new'!r}, {str(pid)!r})"]
-        body += ["time.sleep(600)"] if stays else []
+        # Like the real one it goes on talking, to whoever is left to listen.
+        body += ["while True:", "    time.sleep(0.01)", "    print('', flush=True)"] if stays else []
         tool = folder / "nvidia-smi"
         tool.write_text("\n".join(body) + "\n")
         tool.chmod(0o755)
@@ -161,6 +164,20 @@ def test_the_tool_never_outlives_the_watch(
     else:
         session()
     assert not alive(int(pid.read_text().split()[0]))
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGKILL])
+def test_the_tool_goes_with_a_program_that_is_interrupted_or_killed(
+    install: Install, tmp_path: Path, signal_: signal.Signals
+) -> None:
+    pid = install(COOL)
+    code = "import sys; from sparda.calibrate.measure.watch import Watch\nwith Watch('0'): sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as program:
+        wait_for(pid.exists)
+        program.send_signal(signal_)
+        program.wait(30)
+    tool = int(pid.read_text().split()[0])
+    wait_for(lambda: not alive(tool))
 
 
 def test_a_line_that_is_no_reading_is_none() -> None:
