@@ -178,7 +178,9 @@ def test_the_cases_that_a_part_lists_are_the_rows_that_it_leaves(session: Sessio
 def test_of_a_session_that_is_complete_nothing_is_left_but_what_never_fitted(session: Session) -> None:
     expected = estimate_measure(session.folder, 1.0, [], SHAPE.name)
     assert (expected.left, expected.seconds, expected.cut) == (0, 0.0, ())
-    assert {p.name for p in expected.parts if p.too_big} == {"policies"}, "shallow needs more layers"
+    deep = {p.name for p in expected.parts if p.too_big}
+    assert "policies" in deep, "shallow needs more layers"
+    assert deep <= {"policies", "steps"}, "and so do lookaheads of 4"
     assert sum(p.measured for p in expected.parts) == len(session.rows)
     assert expected.lines[-1] == "nothing is left to measure"
 

@@ -51,14 +51,14 @@ def test_a_dry_run_counts_what_is_left_and_judges_memory_by_the_gpu_that_measure
     capsys: Capture, tmp_path: Path
 ) -> None:
     store = Store(tmp_path)
-    store.add_session("s1", {"gpu": "NVIDIA None", "gpu_memory_bytes": 80 << 30, "model": run.MODEL})
+    store.add_session("s1", {"gpu": "NVIDIA None", "gpu_memory_bytes": 100 << 30, "model": run.MODEL})
     cases = list(run.PARTS["kernels"].cases(SHAPE))
     store.append("kernel", [kept(c) for c in cases[:100]])
     data = dry_run(capsys, tmp_path, "--parts", "kernels,policies")
     kernels, policies = data["parts"]
     assert (kernels["measured"], kernels["left"]) == (100, len(cases) - 100)
-    assert data["gpu_memory_gib"] == 80.0
-    assert any("80 GiB are there" in reason for reason in policies["too_big"])
+    assert data["gpu_memory_gib"] == 100.0
+    assert any("100 GiB are there" in reason for reason in policies["too_big"])
     assert policies["left"] < policies["cases"]
 
 
