@@ -45,7 +45,7 @@ def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> M
         gpu=str(sessions[0]["gpu"]),
         sms=int(str(sessions[0]["sms"])),
         hbm_gb_s=round(float(max(rates)), 1),
-        link_h2d_gb_s=round(max(r.values["gb_s"] for r in links if r.op == "prefetch" and r.values), 2),
+        link_h2d_gb_s=round(max(r.values["gb_s"] for r in links if r.op == "prefetch" and "gb_s" in r.values), 2),
         link_d2h_gb_s=round(max(up), 2),
         hbm_capacity_bytes=int(str(sessions[0]["gpu_memory_bytes"])),
         host_pinned_bytes=max(int(str(s["host_memory_bytes"])) for s in sessions),

@@ -130,7 +130,7 @@ def _unknown(name: str) -> SpardaError:
     built = f"That machine was not measured; what its datasheet gives is {sheet.profile_name}. " if sheet else ""
     return SpardaError(
         f"no profile {name!r}: it is neither shipped (known: {known}) nor a folder with a profile.json. {built}"
-        "Measure this GPU with `sparda measure` and `sparda calibrate`; another GPU's numbers are never used."
+        "Measure this GPU with `sparda profile new FOLDER`; another GPU's numbers are never used."
     )
 
 

@@ -50,9 +50,14 @@ class Row:
         return (high - low) / 2 / self.us if self.us else 0.0
 
     @property
+    def throttled(self) -> bool:
+        """Whether heat, a slowdown or the power brake held the GPU's clocks down while this was measured."""
+        return bool(self.values.get("throttled"))
+
+    @property
     def key(self) -> str:
         """Identity of the case, whatever session measured it: what resuming and comparing go by."""
-        return json.dumps([self.kind, self.op, dict(sorted(self.case.items()))])
+        return case_key(self.kind, self.op, self.case)
 
     def number(self, name: str) -> float:
         """A condition as a number; 0 where the case has none of that name."""
@@ -71,6 +76,11 @@ class Row:
             "complete": self.complete,
         }
         return json.dumps(record)
+
+
+def case_key(kind: str, op: str, case: Mapping[str, Value]) -> str:
+    """The key of the row that measuring this case leaves."""
+    return json.dumps([kind, op, dict(sorted(case.items()))])
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -145,8 +155,26 @@ class Store:
         return found
 
     def latest(self, kind: str) -> list[Row]:
-        """The last row of every case."""
-        return list({r.key: r for r in self.rows(kind)}.values())
+        """The last row of every case; of rows measured while the GPU throttled, only where a case has no other.
+
+        A throttled row is kept out rather than thrown away: it says how slow a hot GPU is, and where a GPU is never
+        cool it is all there is. What is fitted and judged comes from here, so nothing else need know.
+        """
+        found: dict[str, Row] = {}
+        for r in self.rows(kind):
+            if not r.throttled or found.get(r.key, r).throttled:
+                found[r.key] = r
+        return list(found.values())
+
+    def settled(self) -> set[str]:
+        """Keys of the cases that need not be measured again.
+
+        A case whose only row was measured while the GPU throttled is measured once more, and no oftener: a GPU that
+        always throttles would otherwise never be done.
+        """
+        return {
+            key for key, rows in grouped(self.rows(), lambda r: r.key).items() if len(rows) > 1 or not rows[0].throttled
+        }
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
         """Add rows to ``rows/<name>.jsonl`` at once, flushed to disk: an interruption loses no finished row."""

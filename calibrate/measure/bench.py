@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -13,11 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sparda.calibrate.store import Row, Store, Value
+from sparda.calibrate.measure.parts import Case
+from sparda.calibrate.measure.watch import Watch
+from sparda.calibrate.store import Row, Store, Value, case_key
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import Replayable
-from sparda.engine.memory import memory_of
 from sparda.engine.policies import make_plan, resident_layers, side_data
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers, new_pool
@@ -79,12 +80,17 @@ class Bench:
         self.spec = SparseSpec()
         self.device = torch.device("cuda")
         self._tiers: dict[tuple[int, int, int, int, tuple[str, ...]], Tiers] = {}
-        self._known = {r.key for r in store.rows()}
+        self._known = store.settled()
+        self.watch: Watch | None = None
+        self.each: Callable[[int], None] | None = None
+        """Told how many rows were kept, whenever some are."""
 
     @cached_property
     def weights(self) -> Weights:
         self.say(f"weights of {self.shape.name}, random: {self.shape.weight_bytes / 2**30:.1f} GiB")
-        return random_weights(self.shape, self.device, self.seed)
+        made = random_weights(self.shape, self.device, self.seed)
+        self._begin()
+        return made
 
     @cached_property
     def pool(self) -> Tensor:
@@ -93,10 +99,13 @@ class Bench:
         pool = new_pool(int(POOL_GIB * 2**30) // (2 * values), values, self.device)
         # Pages that nobody has written may not be there yet, and are slow to read the first time.
         pool.copy_(torch.ones(1, dtype=pool.dtype).expand_as(pool))
+        self._begin()
         return pool
 
     def say(self, text: str) -> None:
-        print(f"[{self.clock.budget_s - self.clock.left_s:6.1f} s] {text}", file=sys.stderr, flush=True)
+        # On a terminal a line of progress may stand there.
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{start}[{self.clock.budget_s - self.clock.left_s:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def tiers(self, workload: Workload, config: Config, *, beside: bool = False) -> Tiers:
         """KV tiers for this batch, context, residency and what is kept beside; kept while cases ask for the same.
@@ -129,11 +138,22 @@ class Bench:
         for tiers in self._tiers.values():
             tiers.reset_residents()
 
-    def too_big(self, workload: Workload, config: Config) -> str:
-        """What the case needs of the GPU's memory and the GPU has not; empty where it fits. Allocates nothing."""
-        needed = memory_of(self.shape, self.spec, workload, config).gpu_bytes / 2**30
-        there = torch.cuda.get_device_properties(self.device).total_memory / 2**30
-        return f"needs {needed:.0f} GiB of GPU memory, {there:.0f} GiB are there" if needed > there else ""
+    def hindered(self, case: Case) -> bool:
+        """Whether the case cannot be measured here, which is said. Allocates nothing."""
+        there = torch.cuda.get_device_properties(self.device).total_memory
+        if reason := case.hindrance(self.shape, self.spec, there):
+            self.say(f"skipped: {case.label}: {reason}")
+        return bool(reason)
+
+    def due(self, case: Case) -> bool:
+        """Whether to measure the case now: not if it is measured already or cannot be.
+
+        Raises OutOfTimeError where it is due and no time is left.
+        """
+        if case.key in self._known or self.hindered(case):
+            return False
+        self.clock.check()
+        return True
 
     def decoder(
         self, workload: Workload, config: Config, *, beside: bool = False, trace: TraceMaker | None = None
@@ -153,14 +173,16 @@ class Bench:
             if chooses
             else None
         )
-        return Decoder(plan, self.weights, tiers, made)
+        decoder = Decoder(plan, self.weights, tiers, made)
+        self._begin()
+        return decoder
 
     def thin(self, layers: int) -> Bench:
         """A bench of the same session, on a model of the same sizes with ``layers`` layers; this one's memory goes."""
         self.release()
         self.__dict__.pop("weights", None)
         other = Bench(self.store, self.session, replace(self.shape, layers=layers), self.clock, seed=self.seed)
-        other.device, other._known = self.device, self._known
+        other.device, other._known, other.watch, other.each = self.device, self._known, self.watch, self.each
         other.__dict__["pool"] = self.pool
         return other
 
@@ -176,13 +198,27 @@ class Bench:
         return Row(kind, op, self.session, method, dict(case), samples, values or {})
 
     def keep(self, *rows: Row) -> None:
+        """Write rows that were measured since the last ones, or since what they needed was set up.
+
+        Each also says what the GPU did meanwhile, where that was watched.
+        """
+        seen = self.watch.seen() if self.watch else {}
+        rows = tuple(replace(r, values={**r.values, **seen}) for r in rows)
         for kind in dict.fromkeys(r.kind for r in rows):
             self.store.append(kind, [r for r in rows if r.kind == kind])
         self._known.update(r.key for r in rows)
+        if self.each:
+            self.each(len(rows))
+        self._begin()
+
+    def _begin(self) -> None:
+        """From here on the GPU's clocks are those of the next row."""
+        if self.watch:
+            self.watch.begin()
 
     def measured(self, kind: str, op: str, case: Mapping[str, Value]) -> bool:
         """Whether the store has this case already, from this run or from one that was interrupted."""
-        return Row(kind, op, "", "", dict(case), ()).key in self._known
+        return case_key(kind, op, case) in self._known
 
 
 def replayed(decoder: Decoder) -> Replayable:

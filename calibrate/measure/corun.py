@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -12,12 +12,14 @@ from sparda.calibrate.costs import LAYER
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import Lists, Shape, beside_compute, copy_case, rough_gb_s
 from sparda.calibrate.measure.kernels import body_of, chain
-from sparda.calibrate.measure.lanes import measure_lanes
+from sparda.calibrate.measure.lanes import lanes_cases, measure_lanes
+from sparda.calibrate.measure.parts import Case
 from sparda.calibrate.measure.timing import replay_us
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import captured
 from sparda.engine.plan import MAIN
+from sparda.engine.shapes import ModelShape
 
 METHOD = "a bounded prefetch inside a long CUDA graph of one kind; events around both"
 KINDS = ("norm", "qkv", "append", "attention", "oproj", "gateup", "down", "lm_head", "score", "select")
@@ -76,6 +78,19 @@ def _compute(decoder: Decoder, kind: str) -> Compute:
     return Compute(graph, count * repeats, median(replay_us(graph, 5)))
 
 
+def _of(batch: int, kind: str, ctas: int, shape: Shape) -> Case:
+    return Case("corun", kind, copy_case(batch, ctas, shape), Workload(batch, CONTEXT, 0.06), Config())
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of this part."""
+    for batch in BATCHES:
+        for kind in (*KINDS, LAYER):
+            for ctas, copy in beside_compute():
+                yield _of(batch, kind, ctas, copy)
+        yield from lanes_cases(batch)
+
+
 def measure_corun(bench: Bench) -> None:
     """Rows of kind ``corun``: each sample microseconds per operation (or per layer) while the prefetch runs.
 
@@ -88,7 +103,7 @@ def measure_corun(bench: Bench) -> None:
         decoder = None
         for kind in (*KINDS, LAYER):
             todo = [(c, s) for c, s in beside_compute() if not bench.measured("corun", kind, copy_case(batch, c, s))]
-            if not todo:
+            if not todo or bench.hindered(_of(batch, kind, *todo[0])):
                 continue
             if decoder is None:
                 decoder = bench.decoder(Workload(batch, CONTEXT, 0.06), Config())

@@ -9,12 +9,14 @@ from statistics import median
 import torch
 
 from sparda.calibrate.measure.bench import Bench
+from sparda.calibrate.measure.parts import Case
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.lanes import forked, launch
 from sparda.engine.plan import MAIN, Op, Plan
+from sparda.engine.shapes import ModelShape
 
 BEHIND = f"{METHOD}: each operation behind the one before it in a step, less that one alone"
 REPEATS = 12
@@ -114,7 +116,11 @@ def body_of(decoder: Decoder, ops: list[Op], kind: str = "") -> Callable[[], Non
     return body
 
 
-def _cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
+GRAPHS = ("graph", "serial")
+
+
+def _setups() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
+    """Each step that is set up, the kinds that are timed in it, and the axis besides the batch."""
     for batch in BATCHES:
         yield Workload(batch, 32768, 0.06), Config(), BY_BATCH, ""
     for context in CONTEXTS:
@@ -139,42 +145,67 @@ def _other_policies() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]
                 yield Workload(batch, context, 0.03), Config(policy=policy), kinds, "context_tokens"
 
 
-def _dense_cases() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
+def _whole_contexts() -> Iterator[tuple[Workload, Config, tuple[str, ...], str]]:
     for batch in FEWER_BATCHES:
         for context in FEWER_CONTEXTS:
             yield Workload(batch, context, 0.0), Config(policy="dense"), ("dense_attention",), "context_tokens"
 
 
-def measure_kernels(bench: Bench) -> None:
-    """Rows of kind ``kernel``: microseconds that an operation adds behind the one that precedes it in a step."""
-    shallowest = bench.shape.layers - 2
-    for workload, config, kinds, second in _cases():
-        # A model of few layers scores in one of them all the same.
-        _measure(bench, workload, replace(config, score_layer=min(config.score_layer, shallowest)), kinds, second)
-    _graph_costs(bench)
-    thin = bench.thin(THIN)
-    for workload, config, kinds, second in _dense_cases():
-        _measure(thin, workload, config, kinds, second)
-
-
-def _measure(bench: Bench, workload: Workload, config: Config, kinds: tuple[str, ...], second: str) -> None:
+def _of(
+    layers: int, workload: Workload, config: Config, kinds: tuple[str, ...], second: str, *, thin: bool = False
+) -> list[Case]:
+    """The cases of one step that is set up, of a model of so many layers."""
     case: dict[str, Value] = {"batch": workload.batch}
     if second:
         case[second] = workload.context_tokens if second == "context_tokens" else config.top_k
-    missing = [k for k in kinds if not bench.measured("kernel", k, case)]
-    if not missing:
+    # A model of few layers scores in one of them all the same.
+    config = replace(config, score_layer=min(config.score_layer, layers - 2))
+    return [Case("kernel", kind, case, workload, config, THIN if thin else None) for kind in kinds]
+
+
+def _graph_case(name: str) -> Case:
+    return Case("kernel", name, {"batch": 1})
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of this part."""
+    for setup in _setups():
+        yield from _of(shape.layers, *setup)
+    yield from map(_graph_case, GRAPHS)
+    for setup in _whole_contexts():
+        yield from _of(THIN, *setup, thin=True)
+
+
+def measure_kernels(bench: Bench) -> None:
+    """Rows of kind ``kernel``: microseconds that an operation adds behind the one that precedes it in a step."""
+    for setup in _setups():
+        _measure(bench, _of(bench.shape.layers, *setup))
+    _graph_costs(bench)
+    whole = [_of(THIN, *setup, thin=True) for setup in _whole_contexts()]
+    if any(not bench.measured(c.kind, c.op, c.conditions) for of_step in whole for c in of_step):
+        thin = bench.thin(THIN)
+        for of_step in whole:
+            _measure(thin, of_step)
+
+
+def _measure(bench: Bench, of_step: list[Case]) -> None:
+    """What is missing of the cases of one step."""
+    missing = [c for c in of_step if not bench.measured(c.kind, c.op, c.conditions)]
+    if not missing or not bench.due(missing[0]):
         return
-    bench.clock.check()
+    workload, config = missing[0].workload, missing[0].config
+    assert workload is not None
+    assert config is not None
     decoder = bench.decoder(workload, config)
     decoder.issue()
-    for kind in missing:
-        if kind == "shallow_score":
+    for case in missing:
+        if case.op == "shallow_score":
             samples, ops = _refreshing(decoder, config.refresh_steps)
         else:
-            samples, ops = _added(decoder, kind)
+            samples, ops = _added(decoder, case.op)
         work = ops[-1].work
         values = {"flops": float(work.flops), "hbm_bytes": float(work.hbm_bytes)}
-        bench.keep(bench.row("kernel", kind, case, samples, BEHIND, values))
+        bench.keep(bench.row("kernel", case.op, case.conditions, samples, BEHIND, values))
 
 
 def _added(decoder: Decoder, kind: str) -> tuple[tuple[float, ...], list[Op]]:
@@ -207,7 +238,8 @@ def _graph_costs(bench: Bench) -> None:
         for _ in range(100):
             x.add_(1.0)
 
-    for name, body, per in (("graph", single, 1), ("serial", serial, 100)):
-        if not bench.measured("kernel", name, {"batch": 1}):
+    for name, body, per in zip(GRAPHS, (single, serial), (1, 100), strict=True):
+        case = _graph_case(name)
+        if bench.due(case):
             samples = replay_us(warm_and_captured(body), 20, per=per)
-            bench.keep(bench.row("kernel", name, {"batch": 1}, samples, METHOD))
+            bench.keep(bench.row("kernel", name, case.conditions, samples, METHOD))

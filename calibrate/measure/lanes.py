@@ -6,14 +6,14 @@ GPU comes in two waves; in a step it starts together with the selection, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
 from sparda.calibrate.costs import IN_ORDER, TINY
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import Lists, Shape, beside_compute, copy_case, rough_gb_s
+from sparda.calibrate.measure.parts import Case
 from sparda.calibrate.measure.timing import METHOD, replay_us
-from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.graph import captured
@@ -50,17 +50,24 @@ def lanes_plan(plan: Plan, middle: tuple[str, ...], lanes: bool) -> Plan:
     return ops.plan(plan.shape, plan.spec, plan.workload, plan.config)
 
 
+def lanes_cases(batch: int) -> Iterator[Case]:
+    """Every row of ``measure_lanes``; first the two that all others are compared to."""
+    workload, config = Workload(batch, CONTEXT, 0.0), Config()
+    for name in ("launches", "lanes"):
+        yield Case("corun", name, {"batch": batch}, workload, config)
+    for ctas, shape in beside_compute():
+        yield Case("corun", IN_ORDER, copy_case(batch, ctas, shape), workload, config)
+
+
 def measure_lanes(bench: Bench, lists: Lists, batch: int) -> None:
     """Rows ``corun``/``launches``, ``lanes`` and ``attention in order``, microseconds per layer.
 
     ``launches``: a layer of tiny kernels with selection's streams beside them. ``lanes``: attention with them.
     ``attention in order``: attention with copies of real length; ``alone_us`` is the layer with empty copies.
     """
-    case: dict[str, Value] = {"batch": batch}
-    todo = [
-        (c, s) for c, s in beside_compute() if not bench.measured("corun", "attention in order", copy_case(batch, c, s))
-    ]
-    if not todo and bench.measured("corun", "lanes", case):
+    case, lanes, *_ = lanes_cases(batch)
+    todo = [(c, s) for c, s in beside_compute() if not bench.measured("corun", IN_ORDER, copy_case(batch, c, s))]
+    if (not todo and bench.measured(lanes.kind, lanes.op, lanes.conditions)) or bench.hindered(lanes):
         return
     decoder = bench.decoder(Workload(batch, CONTEXT, 0.0), Config())
     for _ in range(2):
@@ -71,7 +78,7 @@ def measure_lanes(bench: Bench, lists: Lists, batch: int) -> None:
         values = {"alone_us": median(without)}
         if name == "lanes":
             empty_us, attention_us = median(with_us), median(without) - _score_us(decoder)
-        bench.keep(bench.row("corun", name, case, with_us, METHOD, values))
+        bench.keep(bench.row("corun", name, case.conditions, with_us, METHOD, values))
     plan = lanes_plan(decoder.plan, ("attention",), True)
     for ctas, shape in todo:
         bench.clock.check()

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import CTAS, DEFAULT, Lists
+from sparda.calibrate.measure.parts import Case
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
+from sparda.engine.shapes import ModelShape
 
 TOP_K = 96
 REPEATS = 5
@@ -31,7 +33,11 @@ DEEP_CTAS = (1, 2, 3)
 """Deeper pipelines of smaller chunks, for the few CTAs that do not fill the link otherwise."""
 
 
-def _cases() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:
+COPY_MIB = (1, 4, 16, 64, 512)
+DIRECTIONS = ("h2d", "d2h")
+
+
+def _copies() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:
     for shape in SHAPES:
         for ctas in CTAS:
             yield "all_miss", ALL_MISS_BLOCKS, ctas, shape
@@ -46,23 +52,37 @@ def _cases() -> Iterator[tuple[str, int, int, tuple[int, int, int]]]:
         yield "one", 1, ctas, DEFAULT
 
 
+def _copy(name: str, blocks: int, ctas: int, shape: tuple[int, int, int]) -> Case:
+    warps, stages, chunk = shape
+    case: dict[str, Value] = {
+        "case": name,
+        "blocks": blocks,
+        "ctas": ctas,
+        "warps": warps,
+        "stages": stages,
+        "chunk_bytes": 2 * chunk,
+    }
+    return Case("link", "prefetch", case)
+
+
+def _engine(direction: str, mib: int) -> Case:
+    return Case("link", "copy_engine", {"direction": direction, "mib": mib})
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of this part."""
+    yield from (_copy(*copy) for copy in _copies())
+    yield from (_engine(direction, mib) for mib in COPY_MIB for direction in DIRECTIONS)
+
+
 def measure_link(bench: Bench) -> None:
     """Rows of kind ``link``: op ``prefetch`` and op ``copy_engine``; ``gb_s`` in values."""
     lists = Lists(bench)
     block_bytes = lists.pool.shape[1] * 2
-    for name, blocks, ctas, shape in _cases():
-        warps, stages, chunk = shape
-        case: dict[str, Value] = {
-            "case": name,
-            "blocks": blocks,
-            "ctas": ctas,
-            "warps": warps,
-            "stages": stages,
-            "chunk_bytes": 2 * chunk,
-        }
-        if bench.measured("link", "prefetch", case):
+    for name, blocks, ctas, shape in _copies():
+        case = _copy(name, blocks, ctas, shape)
+        if not bench.due(case):
             continue
-        bench.clock.check()
         count = lists.count(blocks)
         # Launches in a row read different rows of the pool, as the layers of a step do.
         inner = max(4, min(MOST_LAUNCHES, FRESH_BLOCKS // max(1, blocks)))
@@ -77,17 +97,17 @@ def measure_link(bench: Bench) -> None:
         samples = replay_us(warm_and_captured(body), REPEATS, per=inner)
         median = sorted(samples)[len(samples) // 2]
         rate = {"gb_s": blocks * block_bytes / median / 1e3} if blocks else {}
-        bench.keep(bench.row("link", "prefetch", case, samples, METHOD, rate))
+        bench.keep(bench.row("link", "prefetch", case.conditions, samples, METHOD, rate))
     _copy_engine(bench)
 
 
 def _copy_engine(bench: Bench) -> None:
-    for mib in (1, 4, 16, 64, 512):
+    for mib in COPY_MIB:
         host = bench.pool.view(-1)[: mib << 19]
         device = torch.empty(host.shape, dtype=host.dtype, device=bench.device)
-        for direction, target, source in (("h2d", device, host), ("d2h", host, device)):
-            case: dict[str, Value] = {"direction": direction, "mib": mib}
-            if bench.measured("link", "copy_engine", case):
+        for direction, target, source in ((DIRECTIONS[0], device, host), (DIRECTIONS[1], host, device)):
+            case = _engine(direction, mib)
+            if not bench.due(case):
                 continue
 
             def body(t: Tensor = target, s: Tensor = source) -> None:
@@ -95,4 +115,5 @@ def _copy_engine(bench: Bench) -> None:
 
             samples = replay_us(warm_and_captured(body), REPEATS)
             median = sorted(samples)[len(samples) // 2]
-            bench.keep(bench.row("link", "copy_engine", case, samples, METHOD, {"gb_s": (mib << 20) / median / 1e3}))
+            rate = {"gb_s": (mib << 20) / median / 1e3}
+            bench.keep(bench.row("link", "copy_engine", case.conditions, samples, METHOD, rate))

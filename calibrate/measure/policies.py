@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 
-from sparda.calibrate.measure.bench import Bench, step_case
-from sparda.calibrate.measure.steps import measure_step, stepped
+from sparda.calibrate.measure.bench import Bench
+from sparda.calibrate.measure.parts import Case
+from sparda.calibrate.measure.steps import measure_step, step, stepped
 from sparda.calibrate.measure.timing import METHOD
 from sparda.calibrate.store import Value
-from sparda.engine.config import POLICIES, Config, Workload, check_fits
+from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import resident_layers, side_data
 from sparda.engine.reuse import reuse_trace
+from sparda.engine.shapes import ModelShape, SparseSpec
 
 CELLS = {8192: (1, 16, 64), 32768: (1, 4, 16, 32, 64), 131072: (1, 4, 8, 16, 32, 64)}
 """Batches by context in tokens."""
@@ -47,46 +49,37 @@ def _configs(workload: Workload, layers: int) -> list[Config]:
     return sorted(found, key=lambda c: (resident_layers(c, layers), side_data(c)))
 
 
+def _steps(shape: ModelShape) -> Iterator[tuple[Workload, Config]]:
+    for context, batches in CELLS.items():
+        for batch in batches:
+            workload = Workload(batch, context, MISS_RATE)
+            for config in _configs(workload, shape.layers):
+                yield workload, config
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of the part ``policies``."""
+    return (step("policy", workload, config) for workload, config in _steps(shape))
+
+
 def measure_policies(bench: Bench) -> None:
     """Rows of kind ``policy``, as those of kind ``step``: every policy, batch and context at the same miss rate.
 
     What the GPU has no memory for leaves no row; what it would need can be computed.
     """
-    for context, batches in CELLS.items():
-        for batch in batches:
-            workload = Workload(batch, context, MISS_RATE)
-            for config in _configs(workload, bench.shape.layers):
-                if _due(bench, "policy", workload, config, step_case(workload, config)):
-                    measure_step(bench, workload, config, kind="policy", repeats=REPEATS)
+    for workload, config in _steps(bench.shape):
+        if bench.due(step("policy", workload, config)):
+            measure_step(bench, workload, config, kind="policy", repeats=REPEATS)
 
 
-def _due(bench: Bench, kind: str, workload: Workload, config: Config, case: dict[str, Value]) -> bool:
-    """Whether to measure the case now: not if it is measured already, cannot be or does not fit; the last two said."""
-    if bench.measured(kind, config.policy, case):
-        return False
-    if reason := _hindrance(bench, workload, config):
-        resident = f", {config.resident_blocks} resident blocks" if config.resident_blocks else ""
-        cell = f"batch {workload.batch}, {workload.context_tokens} tokens"
-        bench.say(f"skipped: {config.policy}, {cell}{resident}: {reason}")
-        return False
-    bench.clock.check()
-    return True
-
-
-def _hindrance(bench: Bench, workload: Workload, config: Config) -> str:
-    """Why the case cannot be measured here, found without allocating anything; empty where it can."""
-    try:
-        check_fits(bench.shape, bench.spec, workload, config)
-    except SpardaError as e:
-        return str(e)
-    return bench.too_big(workload, config)
-
-
-def _residency_cases() -> Iterator[tuple[int, Config, float]]:
+def _residencies() -> Iterator[tuple[Workload, Config, float]]:
     for batch in RESIDENCY_BATCHES:
         for resident in RESIDENT:
             for turnover in TURNOVERS:
-                yield batch, Config(prefetch_ctas=CTAS, resident_blocks=resident), turnover
+                config = Config(prefetch_ctas=CTAS, resident_blocks=resident)
+                # What enters is all that can miss: the plan counts on that.
+                free = config.top_k - SparseSpec().forced
+                yield Workload(batch, RESIDENCY_CONTEXT, turnover * free / config.top_k), config, turnover
 
 
 def residency_case(workload: Workload, config: Config, turnover: float) -> dict[str, Value]:
@@ -95,14 +88,20 @@ def residency_case(workload: Workload, config: Config, turnover: float) -> dict[
     return {**stated, "turnover": turnover, "tail": TAIL, **asdict(config)}
 
 
+def _residency(workload: Workload, config: Config, turnover: float) -> Case:
+    return Case("residency", config.policy, residency_case(workload, config, turnover), workload, config)
+
+
+def residency_cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of the part ``residency``."""
+    return (_residency(*found) for found in _residencies())
+
+
 def measure_residency(bench: Bench) -> None:
     """Rows of kind ``residency``: steps of sparda on a reuse trace, by resident blocks; misses as counted."""
-    for batch, config, turnover in _residency_cases():
-        # What enters is all that can miss: the plan counts on that.
-        free = config.top_k - bench.spec.forced
-        workload = Workload(batch, RESIDENCY_CONTEXT, turnover * free / config.top_k)
-        case = residency_case(workload, config, turnover)
-        if not _due(bench, "residency", workload, config, case):
+    for workload, config, turnover in _residencies():
+        case = _residency(workload, config, turnover)
+        if not bench.due(case):
             continue
         maker = partial(reuse_trace, turnover=turnover, tail=TAIL, period=PERIOD)
         try:
@@ -111,4 +110,4 @@ def measure_residency(bench: Bench) -> None:
             bench.say(f"skipped: {e}")
             continue
         samples, values = stepped(decoder, RESIDENCY_REPEATS, warmup=FILL)
-        bench.keep(bench.row("residency", config.policy, case, samples, METHOD, values))
+        bench.keep(bench.row("residency", config.policy, case.conditions, samples, METHOD, values))

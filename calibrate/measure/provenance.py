@@ -27,10 +27,17 @@ QUERY = {
 }
 
 
+def gpu_id() -> str:
+    """Torch's device 0 as nvidia-smi knows it: its own numbers pass over what CUDA_VISIBLE_DEVICES hides."""
+    uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
+    return f"GPU-{uuid}" if uuid else "0"
+
+
 def _smi() -> dict[str, str]:
     found: dict[str, str] = {}
     try:
-        command = ["nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader,nounits", "-i", "0"]
+        command = ["nvidia-smi", f"--query-gpu={','.join(QUERY.values())}", "--format=csv,noheader,nounits"]
+        command += ["-i", gpu_id()]
         out = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
         found = dict(zip(QUERY, (v.strip() for v in out.splitlines()[0].split(",")), strict=True))
     except (OSError, subprocess.SubprocessError, IndexError, ValueError):

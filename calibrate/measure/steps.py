@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparda.calibrate.measure.bench import Bench, replayed, step_case
+from sparda.calibrate.measure.parts import Case
 from sparda.calibrate.measure.timing import METHOD, WARMUP, replay_us
 from sparda.engine.config import Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import ModelShape
 
 REPEATS = 16
 FULL = 131072
@@ -20,7 +22,7 @@ MISSES = (0.0, 0.03, 0.06, 0.12)
 MANY_MISSES = 0.25
 
 
-def _cases() -> Iterator[tuple[Workload, Config]]:
+def _steps() -> Iterator[tuple[Workload, Config]]:
     """Grouped by (batch, context, residency), which is what costs time to set up."""
     for batch in (4, 16, 64, 32, 8, 1):
         for ctas in FEW_CTAS if batch in (1, 8) else CTAS:
@@ -58,14 +60,21 @@ def _cases() -> Iterator[tuple[Workload, Config]]:
             yield Workload(batch, 65536, 0.06), Config(resident_blocks=resident)
 
 
+def step(kind: str, workload: Workload, config: Config) -> Case:
+    """The case of one whole step."""
+    return Case(kind, config.policy, step_case(workload, config), workload, config)
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of this part."""
+    return (step("step", workload, config) for workload, config in _steps())
+
+
 def measure_steps(bench: Bench) -> None:
     """Rows of kind ``step``: microseconds of every replay; misses per layer and step, as counted, in values."""
-    for workload, config in _cases():
-        case = step_case(workload, config)
-        if bench.measured("step", config.policy, case):
-            continue
-        bench.clock.check()
-        measure_step(bench, workload, config)
+    for workload, config in _steps():
+        if bench.due(step("step", workload, config)):
+            measure_step(bench, workload, config)
 
 
 def measure_step(

@@ -19,7 +19,10 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
   ``launch_bound`` (published_case), ``conclusions`` (sentences);
 - ``validate``: ``summary`` (validate.Summary) and ``verdicts`` (cells.CellVerdict); with --winners validate.Cells;
 - ``evidence``: ``figures`` by id (figures.Figure); ``report``: ``out``; ``measure``: ``out``, ``ended``,
-  ``rows_in_folder``; ``calibrate``: ``machine``, ``band`` (profile.ErrorBand), ``path``;
+  ``rows_in_folder``, with --dry-run measure.estimate.Estimate; ``calibrate``: ``machine``, ``band``
+  (profile.ErrorBand), ``path``;
+- ``profile``: ``action``; new: as ``measure`` and ``calibrate``, and ``left`` (cases); list: ``profiles``; show: as
+  ``calibrate``, and ``envelope`` and ``sessions`` (provenance and rows of each); diff: calibrate.diff.Diff;
 - ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
   ``seconds``, ``tokens_per_s``, ``misses_per_layer``.
 
@@ -47,6 +50,7 @@ COMMANDS = {
     "machines": "machines with a profile, measured or by datasheet",
     "measure": "measure this machine's GPU and link (needs a GPU)",
     "calibrate": "fit a profile to measurement rows",
+    "profile": "make one for this GPU in one go; list, show, compare",
     "simulate": "predict one decode step and where its time goes",
     "explain": "why a step takes its time, and what would shorten it",
     "explore": "search the configurations for one workload",

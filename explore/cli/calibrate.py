@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.calibrate.leave_one_out import CorunErrors, Duel, Errors, LeftOut
 from sparda.engine.errors import SpardaError
 from sparda.explore.cli.common import Output, add_json
-from sparda.explore.text import columns, percent, wrapped
+from sparda.explore.text import wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,18 +21,21 @@ def run(args: argparse.Namespace) -> Output:
     """Fit and write. Raises SpardaError where rows are missing."""
     if not (args.folder / "rows").is_dir():
         raise SpardaError(f"{args.folder} has no rows folder; give a folder that `sparda measure` wrote.")
+    return calibrated(args.folder, args.name)
+
+
+def calibrated(folder: Path, name: str | None) -> Output:
+    """Fit the rows in ``folder``, write the profile and say how far off it is."""
     from sparda.calibrate.fit import calibrate
     from sparda.engine.loader import to_plain
+    from sparda.explore.errors_text import band_text, errors_text
 
-    profile = calibrate(args.folder, args.name or args.folder.resolve().name)
+    profile = calibrate(folder, name or folder.resolve().name)
     band = profile.band
     path = profile.folder / "profile.json"
     text = (
         f"{profile.label}: {profile.machine.gpu}, model {profile.model}; written to {path}.\n"
-        + wrapped(
-            f"Held-out steps: {band.count}, errors median {percent(band.median)}, p90 {percent(band.p90)}, "
-            f"worst {percent(band.worst)}, bias {percent(band.bias, sign=True)}; run to run {percent(band.spread)}."
-        )
+        + wrapped(band_text(band))
         + f"\n\n{errors_text(profile.errors)}"
     )
     data: dict[str, object] = {
@@ -45,54 +47,3 @@ def run(args: argparse.Namespace) -> Output:
         "path": str(path),
     }
     return Output(data, text)
-
-
-def errors_text(errors: Errors) -> str:
-    """The tables' own errors in percent, kind by kind, and what they mean."""
-    kernels = [
-        [kind, _counts(e.batch, e.second), _pair(e.batch), _pair(e.second), *_law(e.duel, e.batch, e.second)]
-        for kind, e in errors.kernels.items()
-    ]
-    copies = [[f"{e.stages} stages", _counts(e.ctas), _pair(e.ctas), *_law(e.duel, e.ctas)] for e in errors.copies]
-    corun = [[kind, *_corun(e)] for kind, e in errors.corun.items()]
-    return "\n\n".join(
-        [
-            wrapped(
-                "Left out and predicted from the points left, % of the measured value, median/worst. law: median "
-                "error of launch + bytes / rate (copies: the lesser of link and CTAs * rate) on the same points; "
-                "better: tie where the medians differ by less than the spread from run to run."
-            ),
-            columns(["kernel alone", "points", "by batch", "by 2nd axis", "law", "better", "run to run"], kernels),
-            columns(["copy alone", "points", "by CTAs", "law", "better", "run to run"], copies),
-            wrapped(
-                "Beside a copy: the kind's slow-down, worst where many CTAs all but stop it, and the copy's GB/s, of "
-                "which rows keep no repeats."
-            ),
-            columns(["kernel", "points", "by CTAs", "by batch", "run to run", "GB/s by CTAs", "by batch"], corun),
-        ]
-    )
-
-
-def _corun(e: CorunErrors) -> list[str]:
-    slow, gb_s = (e.slowdown_ctas, e.slowdown_batch), (e.gb_s_ctas, e.gb_s_batch)
-    return [_counts(*slow), *map(_pair, slow), _spread(*slow), *map(_pair, gb_s)]
-
-
-def _law(duel: Duel, *parts: LeftOut) -> list[str]:
-    return [_share(duel.law), duel.winner, _spread(*parts)]
-
-
-def _spread(*parts: LeftOut) -> str:
-    return _share(next((p.spread for p in parts if p.spread is not None), None))
-
-
-def _counts(*parts: LeftOut) -> str:
-    return "+".join(str(p.count) for p in parts)
-
-
-def _pair(e: LeftOut) -> str:
-    return f"{_share(e.median)}/{_share(e.worst)}" if e.count else "-"
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from sparda.explore.cli.common import Output, add_json
 from sparda.explore.text import GIB, columns, wrapped
 
-NEED_GPU = "measure, validate, generate"
+NEED_GPU = "measure, validate, profile new, generate"
 PACKAGES = (
     ("numpy", "every command", "pip install sparda"),
     ("scipy", "calibrate", "pip install sparda"),
@@ -28,7 +28,7 @@ NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
 NEED_NO_GPU = (
     "machines, simulate, explain, explore, table, policies, published, report, demo, evidence, calibrate, "
-    "validate --verdicts"
+    "profile diff, validate --verdicts"
 )
 NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 

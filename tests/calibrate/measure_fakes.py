@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure import bench, copies, policies, run
+from sparda.calibrate.measure import bench, copies, policies, run, watch
 from sparda.calibrate.measure.bench import Bench, Clock
 from sparda.calibrate.store import Store
 from sparda.engine import graph
@@ -176,5 +176,7 @@ def install(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr(copies.Lists, "BLOCKS_PER_HEAD", 61)
     patch.setattr(run, "Bench", cpu_bench)
     patch.setattr(run, "warm_clocks", nothing)
+    # A GPU that is here has nothing to say about one that is not.
+    patch.setattr(watch, "TOOL", "no-nvidia-smi")
     patch.setitem(MODELS, SHAPE.name, SHAPE)
     return gpu

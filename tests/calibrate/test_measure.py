@@ -17,7 +17,7 @@ from sparda.calibrate.fit import calibrate, fit
 from sparda.calibrate.measure import corun, kernels
 from sparda.calibrate.measure.bench import step_case
 from sparda.calibrate.measure.copies import CTAS, DEFAULT, FEWER_CTAS, OTHERS
-from sparda.calibrate.measure.run import PARTS, main_measure
+from sparda.calibrate.measure.run import PARTS, estimate_measure, main_measure
 from sparda.calibrate.profile import SHIPPED
 from sparda.calibrate.store import Row, Store, grouped
 from sparda.engine.config import OF_SHALLOW, Config, Workload
@@ -165,6 +165,24 @@ def test_a_profile_of_the_rows_predicts_the_steps_of_a_machine_where_nothing_con
     # Too slow by the graphs' own time, which a step pays once and the operations of every kind brought along.
     assert 0 < profile.band.bias == profile.band.median
     assert profile.band.worst < 0.1
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_cases_that_a_part_lists_are_the_rows_that_it_leaves(session: Session, name: str) -> None:
+    listed = list(PARTS[name].cases(SHAPE))
+    can = {c.key for c in listed if not c.hindrance(SHAPE, SparseSpec(), 141 << 30)}
+    ours = {c.kind for c in listed}
+    assert {r.key for r in session.rows if r.kind in ours} == can
+
+
+def test_of_a_session_that_is_complete_nothing_is_left_but_what_never_fitted(session: Session) -> None:
+    expected = estimate_measure(session.folder, 1.0, [], SHAPE.name)
+    assert (expected.left, expected.seconds, expected.cut) == (0, 0.0, ())
+    deep = {p.name for p in expected.parts if p.too_big}
+    assert "policies" in deep, "shallow needs more layers"
+    assert deep <= {"policies", "steps"}, "and so do lookaheads of 4"
+    assert sum(p.measured for p in expected.parts) == len(session.rows)
+    assert expected.lines[-1] == "nothing is left to measure"
 
 
 @pytest.mark.parametrize("budget_s", [600.0, 0.0])

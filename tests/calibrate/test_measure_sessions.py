@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparda.calibrate.costs import IN_ORDER, TINY
-from sparda.calibrate.measure import bench, copies, corun, provenance, timing
+from sparda.calibrate.measure import bench, copies, corun, provenance, timing, watch
 from sparda.calibrate.measure.copies import DEFAULT, Lists
 from sparda.calibrate.measure.lanes import lanes_plan
-from sparda.calibrate.measure.run import main_measure
+from sparda.calibrate.measure.run import PARTS, main_measure
 from sparda.calibrate.measure.steps import measure_step
-from sparda.calibrate.store import Store
+from sparda.calibrate.store import Row, Store
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import MAIN, PREFETCH, SELECT
@@ -214,3 +214,59 @@ def test_provenance_is_what_the_driver_says_and_says_so_where_it_says_nothing(
     assert (found["nvidia_smi"], found["commit"], provenance.clocks()) == ("unavailable", "unknown", {})
     monkeypatch.setenv("SPARDA_COMMIT", "0123abc")
     assert provenance.provenance(7)["commit"] == "0123abc"
+
+
+def test_a_session_is_watched_throughout_and_its_rows_say_what_was_seen(
+    gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nwhile echo '1200, 3201, 400, 90, 0x40, 5, 16'; do sleep 0.02; done\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(watch, "TOOL", str(tool))
+    whole = bench.Bench.keep
+
+    def keep(made: bench.Bench, *rows: Row) -> None:
+        # The fake GPU is done at once: the first row waits for the sample that a real one's work would have spanned.
+        assert made.watch
+        before = len(made.watch.samples)
+        while not made.store.rows() and len(made.watch.samples) == before and not made.watch.complaint:
+            time.sleep(0.005)
+        whole(made, *rows)
+
+    monkeypatch.setattr(bench.Bench, "keep", keep)
+    main_measure(tmp_path / "out", 600.0, ["link"], SHAPE.name)
+    store = Store(tmp_path / "out")
+    watched = next(iter(store.provenance.values()))["watched"]
+    assert isinstance(watched, dict)
+    assert watched["samples"] * 0.5 == watched["throttled_s"] == watched["reasons_s"]["hw_thermal"] > 0
+    first, *_ = store.rows()
+    assert (first.throttled, first.values["sm_clock_mhz"]) == (True, 1200.0)
+
+
+def test_a_session_without_nvidia_smi_says_that_it_was_not_watched(gpu: Gpu, tmp_path: Path) -> None:
+    main_measure(tmp_path, 600.0, ["link"], SHAPE.name)
+    watched = next(iter(Store(tmp_path).provenance.values()))["watched"]
+    assert isinstance(watched, dict)
+    assert (watched["samples"], "cannot be run" in watched["complaint"]) == (0, True)
+
+
+def test_a_session_says_what_it_will_do_and_then_counts_to_it(
+    gpu: Gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    main_measure(tmp_path, 600.0, ["link", "kernels"], SHAPE.name, lambda done, total: steps.append((done, total)))
+    rows = Store(tmp_path).rows()
+    assert steps == [(n, len(rows)) for n in range(1, len(rows) + 1)]
+    err = capsys.readouterr().err
+    links = sum(r.kind == "link" for r in rows)
+    assert (
+        f"link: {links} cases, 0 measured already, the rest about {links * PARTS['link'].seconds_per_case:.0f} s" in err
+    )
+    assert "at an H200's pace; budget 600 s" in err
+
+
+def test_a_folder_with_another_models_rows_is_refused_before_anything_is_measured(gpu: Gpu, tmp_path: Path) -> None:
+    main_measure(tmp_path, 600.0, ["link"], SHAPE.name)
+    with pytest.raises(SpardaError, match="holds measurements of four layers"):
+        main_measure(tmp_path, 600.0, ["link"], "minicpm4.1-8b")
+    assert ending(tmp_path) == ["complete"]

@@ -7,6 +7,7 @@ import json
 import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,7 @@ def test_measuring_keeps_a_row_for_each_prompt_and_policy_that_says_where_it_dep
     (tmp_path / "model.gguf").write_bytes(MODEL)
     monkeypatch.setattr(measuring, "load_gguf", lambda path, device, value_bytes: weights)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid="1-2"))
     monkeypatch.setattr(measuring, "provenance", lambda seed: {"gpu": "NVIDIA None"})
     monkeypatch.setattr(measuring, "warm_clocks", lambda: None)
 
