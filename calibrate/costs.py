@@ -172,11 +172,12 @@ class FittedCosts:
         if ctas < 1:
             return 1.0
         places = self.places(op, plan)
-        table = "beside" if places is None or ctas > places else "in_order"
-        return max(1.0, self._beside(table, "slowdown", op.kind, plan, ctas) or 1.0)
+        in_order = op.kind in ATTENTIONS and (places is None or ctas <= places)
+        return max(1.0, self._beside("in_order" if in_order else "beside", "slowdown", op.kind, plan, ctas) or 1.0)
 
     def places(self, op: Op, plan: Plan) -> int | None:
-        if op.kind not in ATTENTIONS:
+        # A copy through registers needs no shared memory: its thread blocks start beside any other.
+        if op.kind not in ATTENTIONS or plan.config.prefetch_stages == 1:
             return None
         heads = plan.workload.batch * plan.shape.kv_heads
         return free_beside_attention(heads, plan.config.top_k, self.machine.sms)

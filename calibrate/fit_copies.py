@@ -7,18 +7,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import IN_ORDER, LAYER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
+from sparda.calibrate.costs import IN_ORDER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
 from sparda.calibrate.store import Row, grouped
 from sparda.engine.errors import SpardaError
 
 CHUNK_BYTES = 16384
 """Chunk that decoding copies in; link rows with other chunks inform, but do not enter the fit."""
 
-LANE_ROWS = ("launches", "lanes", IN_ORDER)
+LANE_ROWS = ("launches", "lanes", IN_ORDER, "layer")
 """Rows of kind ``corun`` that are no operation beside a copy."""
-
-IN_LAYER = ("norm", "qkv", "append", "oproj", "gateup", "down", "score")
-"""Kinds that were also measured beside a copy as parts of whole layers."""
 
 MOST_SLOWED = 50.0
 """Slow-down beyond which a co-run row cannot tell how much longer it was."""
@@ -89,47 +86,9 @@ def fit_beside(rows: Sequence[Row], start_ns: float) -> tuple[dict[str, tuple[Be
         )
     if "attention" not in found:
         raise SpardaError("no co-run rows: what a copy does to compute is unknown; run `sparda measure --parts corun`.")
-    layers = found.pop(LAYER, ())
-    for kind in IN_LAYER if layers else ():
-        found[kind] = _better(found.get(kind, layers), layers)
     in_order = grouped((r for r in rows if r.op == IN_ORDER), lambda r: int(r.number("batch")))
     ordered = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
     return found, ordered
-
-
-def _better(kind: Sequence[Beside], layers: Sequence[Beside]) -> tuple[Beside, ...]:
-    """The lesser slow-down and the faster copy of two measurements of the same, by batch, depth and CTAs.
-
-    Either is spoiled in one direction alone. A kind that follows itself a thousand times just fills the GPU again and
-    again, and each time some of it waits for a second turn behind the copy's thread blocks; two of these sometimes
-    share a multiprocessor, and then copy at half their speed.
-    """
-    by_batch = {b.batch: b for b in layers}
-    return tuple(
-        Beside(
-            b.batch,
-            _pointwise(min, b.slowdown, by_batch[b.batch].slowdown),
-            _pointwise(max, b.gb_s, by_batch[b.batch].gb_s),
-        )
-        if b.batch in by_batch
-        else b
-        for b in kind
-    )
-
-
-def _pointwise(
-    better: Callable[[float, float], float], one: Sequence[CtaCurve], other: Sequence[CtaCurve]
-) -> tuple[CtaCurve, ...]:
-    """The better of two curves at every depth and CTA count that both have; elsewhere the first."""
-    known = {(c.stages, n): value for c in other for n, value in zip(c.ctas, c.values, strict=True)}
-    return tuple(
-        CtaCurve(
-            c.stages,
-            c.ctas,
-            tuple(better(v, known.get((c.stages, n), v)) for n, v in zip(c.ctas, c.values, strict=True)),
-        )
-        for c in one
-    )
 
 
 def _in_order(beside: Beside, rows: Sequence[Row], start_ns: float) -> Beside:

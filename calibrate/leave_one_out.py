@@ -98,7 +98,10 @@ def leave_one_out(fitted: Fitted, kernels: Sequence[Row], corun: Sequence[Row], 
             kind: kernel_errors(cost, _kernel_spread(cost, [r for r in kernels if r.op == kind]))
             for kind, cost in fitted.kernels.items()
         },
-        corun={kind: corun_errors(b, _slowdown_spread(kind, fitted, corun)) for kind, b in fitted.beside.items()},
+        corun={
+            **{kind: corun_errors(b, _slowdown_spread(kind, corun)) for kind, b in fitted.beside.items()},
+            IN_ORDER: corun_errors(fitted.in_order, _in_order_spread(fitted, corun)),
+        },
         copies=tuple(copy_errors(curve, _copy_spread(curve, copies)) for curve in fitted.transfer),
     )
 
@@ -228,13 +231,15 @@ def _kernel_spread(cost: KernelCost, rows: Sequence[Row]) -> float | None:
     return median(r.spread * r.us * 1e3 / ns for r, ns in zip(rows, at, strict=True)) if rows else None
 
 
-def _slowdown_spread(kind: str, fitted: Fitted, rows: Sequence[Row]) -> float | None:
+def _slowdown_spread(kind: str, rows: Sequence[Row]) -> float | None:
     """Spread of one kind's slow-downs, as a share of them."""
-    in_order = [r for r in rows if r.op == IN_ORDER] if kind == "attention" else []
-    replaced = {r.case["batch"] for r in in_order}
-    found = [r.spread for r in rows if r.op == kind and r.case["batch"] not in replaced]
-    known = {b.batch: b for b in fitted.beside[kind]}
-    for r in in_order:
+    return median(found) if (found := [r.spread for r in rows if r.op == kind]) else None
+
+
+def _in_order_spread(fitted: Fitted, rows: Sequence[Row]) -> float | None:
+    """Spread of attention's slow-downs in a step's order, as a share of them."""
+    known, found = {b.batch: b for b in fitted.in_order}, []
+    for r in (r for r in rows if r.op == IN_ORDER):
         beside, ctas = known[int(r.case["batch"])], float(r.case["ctas"])
         copy_ns = fitted.start_ns + r.values["copy_bytes"] / at_depth(beside.gb_s, depth_of(r), ctas)
         # Slow-down is D / (D - E), D the copy's time, E what the layer is longer by: E carries all of the row's spread.

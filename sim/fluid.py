@@ -66,7 +66,7 @@ class FluidMachine:
 
     def _place(self, load: Load, done: Event) -> None:
         """Start the copy's CTAs that find room; the others wait for the operation that has the least."""
-        ctas = load.op.work.ctas
+        ctas = load.ctas
         full = min((f for f in self._running if f.load.places is not None), key=_places, default=None)
         early = ctas if full is None else min(ctas, max(0, _places(full) - sum(f.ctas for f in self._running)))
         if early:

@@ -27,6 +27,7 @@ class Load:
     hbm: float
     copies: bool
     places: int | None = None
+    ctas: int = 0
 
 
 Running = Sequence[tuple[Load, int]]
@@ -65,7 +66,9 @@ class Loads:
         index, work = len(self._loads), op.work
         if op.kind == PREFETCH_KIND:
             per_byte = work.hbm_bytes / work.h2d_bytes if work.h2d_bytes else 0.0
-            return Load(index, op, float(work.h2d_bytes), per_byte, copies=True)
+            blocks = -(-work.h2d_bytes // self._plan.shape.block_bytes(self._plan.spec))
+            ctas = max(1, min(work.ctas, blocks))
+            return Load(index, op, float(work.h2d_bytes), per_byte, copies=True, ctas=ctas)
         alone = self._costs.alone_ns(op, self._plan)
         # An operation may be measured faster than the machine's sustained HBM rate (its input was in L2). What
         # it cannot do is ask for more than there is: by itself it must run at exactly its measured speed.
