@@ -50,6 +50,15 @@ POLICIES = (
 )
 """What ``engine.policies`` has a module for; each says there what it is."""
 
+TRANSFERS = ("uva", "gather", "blocks", "batch")
+"""How missing blocks come from host memory. ``uva``: a kernel reads them in place. The others go by way of the host,
+which is told what is missing. ``gather``: it gathers the blocks in staging memory, one copy takes them over, a kernel
+spreads them. ``blocks``: it starts one copy a block on the GPU's copy engines. ``batch``: the same copies in one call.
+"""
+
+FETCHING = ("sparse", "sparda", "sparda-on-demand", "nosa", "shallow")
+"""Policies that fetch blocks by whatever path they are told to."""
+
 OF_SHALLOW = ("score_layer", "refresh_steps", "reserve")
 """Values that the policy ``shallow`` alone reads."""
 
@@ -61,6 +70,8 @@ class Config:
     Of ``shallow``: layer ``score_layer`` chooses for all later ones, again every ``refresh_steps`` steps, and keeps a
     random ``reserve`` of the context's blocks. 0 steps: only once, as the method was described; the default of 16 lets
     the choice follow the text at a sixteenth of the cost.
+
+    ``transfer``: see TRANSFERS. Policies without a fetch have no use for it; ``infinigen`` gathers and may say so.
     """
 
     policy: str = "sparda"
@@ -73,6 +84,7 @@ class Config:
     score_layer: int = 6
     refresh_steps: int = 16
     reserve: float = 0.01
+    transfer: str = "uva"
 
     def __post_init__(self) -> None:
         _require(
@@ -107,12 +119,28 @@ class Config:
             0.0 <= self.reserve <= 1.0,
             f"config.reserve is {self.reserve}; it is a share of the context's blocks, allowed are 0 to 1.",
         )
+        _require(
+            self.transfer in TRANSFERS,
+            f"config.transfer is {self.transfer!r}; allowed are {', '.join(TRANSFERS)}.",
+        )
 
     @property
     def settings(self) -> dict[str, str | int | float]:
-        """Every value that the policy reads, by name: what tells two configurations apart."""
-        unread = () if self.policy == "shallow" else OF_SHALLOW
+        """Every value that the policy reads, by name: what tells two configurations apart.
+
+        ``transfer`` is among them only where it is not ``uva``: cases written before there was a choice mean that.
+        """
+        unread = set(() if self.policy == "shallow" else OF_SHALLOW)
+        if self.transfer == "uva" or self.policy not in FETCHING:
+            unread.add("transfer")
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in unread}
+
+    @property
+    def path(self) -> str:
+        """The transfer path that the policy's plan takes: one of TRANSFERS, or empty where nothing is fetched."""
+        if self.policy == "infinigen":
+            return "gather"
+        return self.transfer if self.policy in FETCHING else ""
 
     @property
     def slots(self) -> int:

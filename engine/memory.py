@@ -39,9 +39,9 @@ def memory_of(shape: ModelShape, spec: SparseSpec, workload: Workload, config: C
     slots = whole * blocks + (shape.layers - whole) * min(config.slots + 1, blocks)
     keys = spec.compressed(blocks * spec.block)
     compressed = shape.layers * heads * keys * shape.head_dim * shape.value_bytes
-    gathers = "partial" in side_data(config)
-    staging = gathers * 2 * heads * config.top_k * shape.block_bytes(spec)
-    partial = gathers * (shape.layers - whole) * heads * blocks * spec.block * shape.partial_dims * shape.value_bytes
+    staging = (config.path == "gather") * 2 * heads * config.top_k * shape.block_bytes(spec)
+    rows = ("partial" in side_data(config)) * (shape.layers - whole) * heads * blocks * spec.block
+    partial = rows * shape.partial_dims * shape.value_bytes
     biases = ("bias" in side_data(config)) * shape.layers * heads * (blocks * spec.block + keys) * 4
     activations = workload.batch * (6 * shape.d_model + shape.qkvf_width + 3 * shape.ffn + 3 * shape.vocab)
     return Memory(

@@ -36,6 +36,8 @@ class Work:
     """CTAs held for the whole of the operation, where that is fixed (a persistent kernel); 0 elsewhere."""
     host_bytes: int = 0
     """Bytes that the host's cores read and write."""
+    copies: int = 0
+    """Copies that the host starts, one by one or in one call, where their number is what costs time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,8 +145,18 @@ class Sizes:
         return Work(flops=layers * one.flops, hbm_bytes=layers * one.hbm_bytes)
 
     def report(self) -> Work:
-        moved = 4 * (self.heads * (self.config.slots + 1) + 1)
+        """The miss list and its length; where the host copies into slots by itself, the list of these slots too."""
+        lists = 1 if self.config.path == "gather" else 2
+        moved = 4 * (lists * self.heads * (self.config.slots + 1) + 1)
         return Work(hbm_bytes=moved, d2h_bytes=moved)
+
+    def enlist(self) -> Work:
+        """From a report to copies under way: the host reads the lists and starts every copy."""
+        return Work(copies=self.misses)
+
+    def copy_blocks(self) -> Work:
+        moved = self.misses * self.shape.block_bytes(self.spec)
+        return Work(hbm_bytes=moved, h2d_bytes=moved, copies=self.misses)
 
     def gather(self) -> Work:
         return Work(host_bytes=2 * self.misses * self.shape.block_bytes(self.spec))

@@ -85,7 +85,9 @@ def _residencies() -> Iterator[tuple[Workload, Config, float]]:
 def residency_case(workload: Workload, config: Config, turnover: float) -> dict[str, Value]:
     """The conditions of a residency row: a reuse in the miss rate's place, which is counted here and not stated."""
     stated = {k: v for k, v in asdict(workload).items() if k != "miss_rate"}
-    return {**stated, "turnover": turnover, "tail": TAIL, **asdict(config)}
+    # Rows measured before there was a choice of paths do not name one.
+    turned = {k: v for k, v in asdict(config).items() if k != "transfer" or v != Config().transfer}
+    return {**stated, "turnover": turnover, "tail": TAIL, **turned}
 
 
 def _residency(workload: Workload, config: Config, turnover: float) -> Case:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparda.engine.config import Config, Workload
-from sparda.engine.plan import MAIN, PREFETCH, Plan, PlanBuilder
+from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, Plan, PlanBuilder
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.work import Sizes
 
@@ -20,6 +20,16 @@ class StepBuilder:
     config: Config
     ops: PlanBuilder = field(default_factory=PlanBuilder)
     _last_append: int = 0
+    _last_attended: int = -1
+    _early: set[int] = field(default_factory=set)
+    """Layers that are reported before the layer two before them has attended."""
+    _staged: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By layer the upload and the scatter of what was gathered for it."""
+
+    @property
+    def by_host(self) -> bool:
+        """Whether missing blocks come by way of the host, which must be told of them."""
+        return self.config.path not in ("", "uva")
 
     @property
     def sizes(self) -> Sizes:
@@ -45,8 +55,47 @@ class StepBuilder:
         scored = self.ops.add(kind, work, layer=layer, stream=streams[0], after=[after])
         return self.ops.add("select", self.sizes.select(), layer=layer, stream=streams[1], after=[scored])
 
+    def report(self, layer: int, stream: str, after: int) -> int:
+        """Tell the host what ``layer`` lacks, on the stream that chose its blocks.
+
+        Returns the index that ``fetch`` is to wait for: of the report, or of the choice where the host has no part.
+        """
+        if not self.by_host:
+            return after
+        if layer - 2 > self._last_attended:
+            self._early.add(layer)
+        return self.ops.add("report", self.sizes.report(), layer=layer, stream=stream, after=[after])
+
     def fetch(self, layer: int, stream: str, after: int) -> int:
-        return self.ops.add("prefetch", self.sizes.prefetch(), layer=layer, stream=stream, after=[after])
+        """Bring in what ``layer`` lacks, by the configured path, once ``report`` (``after``) is done.
+
+        Kernels of the path run on ``stream``. Returns the index of the last operation. By way of the host the plan's
+        order counts: the host issues nothing that comes later in the plan before it has done its own part here.
+        """
+        if not self.by_host:
+            return self.ops.add("prefetch", self.sizes.prefetch(), layer=layer, stream=stream, after=[after])
+        if self.config.path == "gather":
+            return self._gather(layer, stream, after)
+        listed = self.ops.add("enlist", self.sizes.enlist(), layer=layer, stream=HOST, after=[after])
+        # By now all that has used these slots is done: the report came after it. So the copies wait for nothing else.
+        return self.ops.add(self.config.path, self.sizes.copy_blocks(), layer=layer, stream=COPY, after=[listed])
+
+    def _gather(self, layer: int, stream: str, after: int) -> int:
+        """Gather on the host, upload, and spread over the slots; the index of the last.
+
+        There are two staging buffers on either side, used in turn by even and odd layers. Where a layer's report came
+        after the attention of the layer two before it, which had waited for that layer's blocks, its buffers are free
+        again with no further wait; where choices run farther ahead, the host's waits for the upload out of it and the
+        GPU's for the scatter.
+        """
+        upload, scatter = self._staged.get(layer - 2, (None, None)) if layer in self._early else (None, None)
+        read = [after] if upload is None else [after, upload]
+        gathered = self.ops.add("gather", self.sizes.gather(), layer=layer, stream=HOST, after=read)
+        spread = [gathered] if scatter is None else [gathered, scatter]
+        uploaded = self.ops.add("upload", self.sizes.upload(), layer=layer, stream=COPY, after=spread)
+        scattered = self.ops.add("scatter", self.sizes.scatter(), layer=layer, stream=stream, after=[uploaded])
+        self._staged[layer] = (uploaded, scattered)
+        return scattered
 
     def attend(self, layer: int, after: list[int], kind: str = "attention") -> None:
         """Attention (also ``biased_attention``) over the chosen blocks once ``after`` is done, then all after it."""
@@ -61,6 +110,7 @@ class StepBuilder:
 
     def _close(self, layer: int) -> None:
         s, add = self.shape, self.ops.add
+        self._last_attended = layer
         add("oproj", self.sizes.linear(s.d_model, s.q_width), layer=layer)
         add("ffn_norm", self.sizes.norm(), layer=layer)
         add("gateup", self.sizes.gated(s.ffn, s.d_model), layer=layer)

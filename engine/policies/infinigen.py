@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, Plan
+from sparda.engine.plan import MAIN, PREFETCH, SELECT, Plan
 from sparda.engine.policies.base import Policy, first_layer
 from sparda.engine.policies.common import StepBuilder
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -21,12 +21,17 @@ def plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config
     A layer's guess and choice come before the host turns to what that layer itself lacks: while the host gathers
     for layer l + 1, the GPU has the rest of layer l and the beginning of layer l + 1 to do.
 
-    Raises SpardaError for a lookahead other than 1.
+    Raises SpardaError for a lookahead other than 1 and for a transfer path that the method has not.
     """
     if config.lookahead != 1:
         raise SpardaError(
             f"config.lookahead is {config.lookahead}; infinigen guesses the queries of the next layer and no other: "
             "give a lookahead of 1, or another policy."
+        )
+    if config.transfer not in ("uva", "gather"):
+        raise SpardaError(
+            f"config.transfer is {config.transfer!r}; infinigen has the host gather what is missing: leave it out, "
+            "give 'gather', or choose another policy."
         )
     step = StepBuilder(shape, spec, workload, config)
     step.prologue()
@@ -39,7 +44,7 @@ def plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config
         if layer == 0:
             ready = step.choose("headscore", layer, (MAIN, MAIN), appended)
         else:
-            ready = _fetch(step, layer, reported[layer])
+            ready = step.fetch(layer, PREFETCH, reported[layer])
         step.attend(layer, [ready])
     step.ops.add("partial_keys", step.sizes.partial_keys(shape.layers - 1), stream=PREFETCH, after=[appended])
     return step.epilogue(shape.layers - 1)
@@ -50,18 +55,7 @@ def _guess(step: StepBuilder, layer: int) -> int:
     step.ops.add("partial_query", step.sizes.partial_query(), layer=layer)
     scored = step.ops.add("partial_score", step.sizes.partial_score(), layer=layer)
     chosen = step.ops.add("select", step.sizes.select(), layer=layer, stream=SELECT, after=[scored])
-    return step.ops.add("report", step.sizes.report(), layer=layer, stream=SELECT, after=[chosen])
-
-
-def _fetch(step: StepBuilder, layer: int, reported: int) -> int:
-    """Gather on the host, upload, and spread over the slots; the index of the last.
-
-    Staging buffers are used in turn by even and odd layers. The report of a layer comes after the attention of the
-    layer two before it, which waited for that layer's blocks: the buffers are free again with no further wait.
-    """
-    gathered = step.ops.add("gather", step.sizes.gather(), layer=layer, stream=HOST, after=[reported])
-    uploaded = step.ops.add("upload", step.sizes.upload(), layer=layer, stream=COPY, after=[gathered])
-    return step.ops.add("scatter", step.sizes.scatter(), layer=layer, stream=PREFETCH, after=[uploaded])
+    return step.report(layer, SELECT, chosen)
 
 
 def queries(config: Config, layer: int, layers: int) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ def plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config
         add("shortlist", sizes.shortlist(), layer=layer)
         ready = add("select", sizes.select(), layer=layer)
         if layer > 0:
-            ready = step.fetch(layer, MAIN, ready)
+            ready = step.fetch(layer, MAIN, step.report(layer, MAIN, ready))
         step.attend(layer, [ready], "biased_attention")
     return step.epilogue(shape.layers - 1)
 

@@ -18,30 +18,39 @@ def plan(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Config
 
     Every layer has residents of its own, so each has a ``select``, which reads the shared scores. The score itself runs
     on the main stream, where its inputs are; most steps it has nothing to do.
+
+    By way of the host every layer is reported at once too, but the host turns to a layer only when all that comes
+    before its attention has been issued: to start every layer's copies first would leave the main stream with nothing
+    to do after the dense layers. It need not wait for the GPU, so it is ahead of it by as many layers as it can be.
     """
     step = StepBuilder(shape, spec, workload, config)
-    ready: dict[int, int] = {}
+    chosen: dict[int, int] = {}
     step.prologue()
     for layer in range(shape.layers):
         appended = step.project(layer, queries=0)
-        if layer in ready:
-            step.attend(layer, [ready[layer]])
+        if layer in chosen:
+            ready = step.fetch(layer, PREFETCH, chosen[layer]) if step.by_host else chosen[layer]
+            step.attend(layer, [ready])
             continue
         if layer == config.score_layer:
-            ready = _choose_for_all(step, layer, appended)
+            chosen = _choose_for_all(step, layer, appended)
         step.attend_densely(layer)
     return step.epilogue(shape.layers - dense_layers(config, shape.layers))
 
 
 def _choose_for_all(step: StepBuilder, layer: int, appended: int) -> dict[int, int]:
-    """The scores of ``layer``, then choice and copy of each later layer: the index of each layer's copy."""
+    """The scores of ``layer``, then choice and copy of each later layer: the index of each layer's copy.
+
+    By way of the host no copies yet: the index of each layer's report.
+    """
     sizes, add = step.sizes, step.ops.add
     scored = add("shallow_score", sizes.shallow_score(), layer=layer, after=[appended])
-    ready = {}
+    done = {}
     for later in range(layer + 1, step.shape.layers):
         chosen = add("select", sizes.select(), layer=later, stream=SELECT, after=[scored])
-        ready[later] = step.fetch(later, PREFETCH, chosen)
-    return ready
+        reported = step.report(later, SELECT, chosen)
+        done[later] = reported if step.by_host else step.fetch(later, PREFETCH, reported)
+    return done
 
 
 def dense_layers(config: Config, layers: int) -> int:

@@ -18,6 +18,14 @@ def prefetched(shape: ModelShape, spec: SparseSpec, workload: Workload, config: 
     The score comes first on the main stream: it reads as many bytes beside the attention as before it, and the copy
     can begin sooner. Choosing has a stream apart from the copies, so that a layer's choice never queues behind the
     copy of an earlier layer: when the link is the bottleneck it then never idles while the next choice is made.
+
+    By way of the host, whose issuing stands still while it waits for a report, the plan's order is another. In a layer
+    the host issues the projection, the score and the choice for ``lookahead`` layers on, and only then turns to what
+    the layer before had reported; after that it issues the attention and all up to the next score. That report is
+    there as soon as the main stream comes to the attention of the layer before, and all that the main stream can do
+    from there until it needs an attention's blocks is in its queue. To turn to a report at once, before the rest of
+    the layer that made it is issued, would leave the main stream idle until the host is done; to turn to it later
+    would start the copies later.
     """
     if config.lookahead == 0:
         return on_demand(shape, spec, workload, config)
@@ -41,18 +49,29 @@ def _step(
 ) -> Plan:  # fmt: skip
     step = StepBuilder(shape, spec, workload, config)
     ahead = config.lookahead
+    late = step.by_host and fetch != MAIN
     ready: dict[int, list[int]] = {}
+    reported: dict[int, int] = {}
     step.prologue()
     for layer in range(shape.layers):
         target = layer + ahead
         own = layer < ahead
         appended = step.project(layer, queries=int(target < shape.layers) + int(own))
+        fetched: list[int] = []
         if target < shape.layers:
             chosen = step.choose("score", target, choose, appended)
-            ready[target] = [step.fetch(target, fetch, chosen) if target >= resident else chosen]
+            if target < resident:
+                ready[target] = [chosen]
+            else:
+                reported[target] = step.report(target, choose[1], chosen)
+        if not late and target in reported:
+            ready[target] = fetched = [step.fetch(target, fetch, reported[target])]
         if own:
             ready[layer] = [step.choose("score", layer, (MAIN, MAIN), appended)]
-        step.attend(layer, ready[layer])
+        if late and target - 1 in reported:
+            ready[target - 1] = [step.fetch(target - 1, fetch, reported[target - 1])]
+        # A main stream that fetches by itself goes on when that is done, whichever stream carries the copies.
+        step.attend(layer, [*ready[layer], *(fetched if fetch == MAIN else ())])
     return step.epilogue(shape.layers - resident)
 
 

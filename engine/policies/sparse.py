@@ -26,7 +26,7 @@ def _step(shape: ModelShape, spec: SparseSpec, workload: Workload, config: Confi
         appended = step.project(layer, queries=0)
         ready = step.choose("headscore", layer, (MAIN, MAIN), appended)
         if layer >= resident:
-            ready = step.fetch(layer, MAIN, ready)
+            ready = step.fetch(layer, MAIN, step.report(layer, MAIN, ready))
         step.attend(layer, [ready])
     return step.epilogue(shape.layers - resident)
 

@@ -27,7 +27,7 @@ from tests.calibrate.fake_cuda import GRAPH_US
 from tests.calibrate.measure_fakes import FLOOR_US, HBM_GB_S, SHAPE, START_US, Gpu, install, link_gb_s
 
 COPY = {"ctas", "warps", "stages", "chunk_bytes"}
-STEP = {*asdict(Workload()), *asdict(Config())} - {*OF_SHALLOW}
+STEP = {*asdict(Workload()), *asdict(Config())} - {*OF_SHALLOW, "transfer"}
 BESIDE = len(CTAS) + len(OTHERS) * len(FEWER_CTAS)
 
 

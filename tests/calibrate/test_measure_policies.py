@@ -120,7 +120,7 @@ def test_residency_rows_state_a_turnover_and_count_misses(gpu: Gpu, tmp_path: Pa
     assert found == [(b, n, t) for b in RESIDENCY_BATCHES for n in RESIDENT for t in TURNOVERS]
     for r in rows:
         assert (r.kind, r.op, len(r.samples_us)) == ("residency", "sparda", RESIDENCY_REPEATS)
-        assert set(r.case) == {"batch", "context_tokens", "turnover", "tail", *asdict(Config())}
+        assert set(r.case) == {"batch", "context_tokens", "turnover", "tail", *asdict(Config())} - {"transfer"}
         assert dict(r.values) == {"misses_per_layer": 2.5, "pool_aliased": 1.0}
     replays = len(gpu.replayed)
     assert replays == len(rows) * (FILL + RESIDENCY_REPEATS)

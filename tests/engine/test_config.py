@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparda.engine.config import Config, Workload, check_fits
+from sparda.engine.config import FETCHING, POLICIES, TRANSFERS, Config, Workload, check_fits
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, ModelShape, SparseSpec, model_named
@@ -38,6 +38,7 @@ SPEC = SparseSpec()
         (lambda: Config(refresh_steps=-1), r"config\.refresh_steps is -1; allowed are 0 \(never again\) to"),
         (lambda: Config(reserve=1.01), r"config\.reserve is 1\.01; it is a share .* 0 to 1"),
         (lambda: Config(reserve=float("nan")), r"config\.reserve is nan"),
+        (lambda: Config(transfer="dma"), r"config\.transfer is 'dma'; allowed are uva, gather, blocks, batch"),
         (lambda: SparseSpec(kernel=48), "kernel 48, stride 16"),
         (lambda: model_named("gpt"), r"unknown model 'gpt'; known models: .*minicpm4\.1-8b"),
     ],
@@ -84,6 +85,33 @@ def test_the_bounds_themselves_fit_in_short_contexts_too(context: int, top_k: in
 def test_what_shallow_alone_reads_troubles_no_other_policy() -> None:
     check_fits(SHAPE, SPEC, Workload(), Config("sparse", score_layer=31, reserve=1.0))
     check_fits(SHAPE, SPEC, Workload(), Config("shallow", score_layer=30, reserve=0.03))
+
+
+def test_the_transfer_path_tells_configurations_apart_only_where_it_is_read_and_is_not_the_first() -> None:
+    assert Config(transfer="batch").settings == {**Config().settings, "transfer": "batch"}
+    assert "transfer" not in Config(transfer="uva").settings
+    for policy in set(POLICIES) - set(FETCHING):
+        assert Config(policy, transfer="gather").settings == Config(policy).settings
+
+
+def test_a_plan_takes_the_path_that_is_configured_where_its_policy_fetches() -> None:
+    kinds = {"uva": "prefetch", "gather": "upload", "blocks": "blocks", "batch": "batch"}
+    for policy in POLICIES:
+        for transfer in TRANSFERS:
+            if policy == "infinigen" and transfer in ("blocks", "batch"):
+                continue
+            config = Config(policy, transfer=transfer)
+            found = {op.kind for op in make_plan(SHAPE, SPEC, Workload(), config)} & set(kinds.values())
+            assert found == ({kinds[config.path]} if config.path else set())
+            assert config.path == (transfer if policy in FETCHING else "gather" if policy == "infinigen" else "")
+
+
+@pytest.mark.parametrize("transfer", ["blocks", "batch"])
+def test_infinigen_gathers_and_says_so(transfer: str) -> None:
+    with pytest.raises(SpardaError, match=f"transfer is '{transfer}'; infinigen has the host gather .* 'gather'"):
+        make_plan(SHAPE, SPEC, Workload(), Config("infinigen", transfer=transfer))
+    same = make_plan(SHAPE, SPEC, Workload(), Config("infinigen", transfer="gather"))
+    assert same.ops == make_plan(SHAPE, SPEC, Workload(), Config("infinigen")).ops
 
 
 def test_resident_blocks_left_at_zero_are_as_many_as_top_k() -> None:

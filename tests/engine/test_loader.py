@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_json, read_toml, to_plain, write_json, write_text
 
@@ -75,6 +75,7 @@ configs = st.builds(
     score_layer=st.integers(0, 60),
     refresh_steps=st.integers(0, 99),
     reserve=st.floats(0, 1),
+    transfer=st.sampled_from(TRANSFERS),
 )
 
 GOOD: dict[str, object] = {

@@ -80,11 +80,21 @@ def test_partial_keys_are_an_eighth_of_the_keys_and_values_that_are_offloaded() 
     assert bytes_of(Config("sparse")).side_bytes == 0
 
 
-def test_gathering_on_the_host_takes_two_buffers_of_all_that_a_layer_may_choose_on_either_side() -> None:
-    gathers, fetches = bytes_of(Config("infinigen")), bytes_of(Config("sparse"))
+@pytest.mark.parametrize(
+    ("gathers", "fetches"),
+    [(Config("infinigen"), Config("sparse")), (Config("shallow", transfer="gather"), Config("shallow"))],
+)
+def test_gathering_on_the_host_takes_two_buffers_of_all_that_a_layer_may_choose_on_either_side(
+    gathers: Config, fetches: Config
+) -> None:
     staging = 2 * 16 * SHAPE.kv_heads * 96 * SHAPE.block_bytes(SPEC)
-    assert gathers.pinned_bytes - fetches.pinned_bytes == staging
-    assert gathers.workspace_bytes - fetches.workspace_bytes == staging
+    assert bytes_of(gathers).pinned_bytes - bytes_of(fetches).pinned_bytes == staging
+    assert bytes_of(gathers).workspace_bytes - bytes_of(fetches).workspace_bytes == staging
+
+
+@pytest.mark.parametrize("transfer", ["blocks", "batch"])
+def test_copies_straight_into_slots_take_no_staging(transfer: str) -> None:
+    assert bytes_of(Config(transfer=transfer)) == bytes_of(Config())
 
 
 @pytest.mark.parametrize("policy", POLICIES)

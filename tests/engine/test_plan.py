@@ -70,7 +70,8 @@ def test_waits_point_backwards_and_cross_streams(policy: str, lookahead: int, wo
 @given(policies, lookaheads, workloads)
 def test_every_operation_has_work_and_none_is_negative(policy: str, lookahead: int, workload: Workload) -> None:
     for op in plan_of(policy, lookahead, workload):
-        work = (op.work.flops, op.work.hbm_bytes, op.work.h2d_bytes, op.work.d2h_bytes, op.work.host_bytes)
+        w = op.work
+        work = (w.flops, w.hbm_bytes, w.h2d_bytes, w.d2h_bytes, w.host_bytes, w.copies)
         assert min(work) >= 0
         assert any(work) or op.kind in ("prefetch", "gather", "upload", "scatter")
 
