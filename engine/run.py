@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +14,19 @@ from sparda.engine.tiers import Tiers
 from sparda.engine.trace import SelectionTrace
 from sparda.engine.weights import DTYPES, Weights, rope_table
 from sparda.kernels.launch import multiprocessors
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the host is told of the misses, layer by layer, in its own memory; pinned where there is a GPU.
+
+    ``src``, ``dst``: int32, rows of the pool and of the layer's slots, as ``Run.miss_src`` and ``miss_dst``; no ``dst``
+    where a kernel spreads the blocks. ``counts`` int32 [L]: entries that count.
+    """
+
+    src: list[Tensor]
+    dst: list[Tensor]
+    counts: Tensor
 
 
 @dataclass
@@ -63,6 +77,17 @@ class Run:
 
     def floats(self, *size: int) -> Tensor:
         return torch.zeros(size, dtype=torch.float32, device=self.device)
+
+    @cached_property
+    def reports(self) -> Reports:
+        """Made when first asked for: most plans tell the host nothing."""
+        pinned = self.device.type == "cuda"
+
+        def like(miss: Tensor) -> Tensor:
+            return torch.zeros(miss.shape, dtype=torch.int32, pin_memory=pinned)
+
+        copied = self.miss_dst if self.plan.of_kind("enlist") else []
+        return Reports(list(map(like, self.miss_src)), list(map(like, copied)), like(self.tiers.miss_count))
 
     def selection_query(self, layer: int) -> Tensor:
         """[B, H, head_dim]: the query that chooses the blocks of ``layer``, from the layer that made it."""

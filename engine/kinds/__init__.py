@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sparda.engine.kinds import attention, copies, eviction, gather, model, partial, selection, shallow
+from sparda.engine.kinds import attention, blocks, copies, eviction, gather, model, partial, report, selection, shallow
 from sparda.engine.lanes import Binding
 from sparda.engine.run import Run
 
-MODULES: tuple[ModuleType, ...] = (model, attention, selection, copies, partial, gather, eviction, shallow)
+MODULES: tuple[ModuleType, ...] = (
+    model, attention, selection, copies, partial, report, gather, blocks, eviction, shallow,
+)  # fmt: skip
 
 
 def bindings(run: Run) -> dict[str, Binding]:

@@ -1,4 +1,4 @@
-"""Fetching by the host's hand (InfiniGen): it learns what is missing, gathers it, uploads it, the GPU spreads it."""
+"""Fetching by the host's hand: it gathers what it was told is missing, uploads it, and the GPU spreads it."""
 
 from __future__ import annotations
 
@@ -12,32 +12,25 @@ from sparda.engine.run import Run, layer_of
 from sparda.engine.tiers import new_pool
 from sparda.kernels.prefetch import prefetch
 
-KINDS = ("report", "gather", "upload", "scatter")
+KINDS = ("gather", "upload", "scatter")
 
 SCATTER_CTAS = 32
 """CTAs that spread uploaded blocks over the slots, inside GPU memory: few, since the main stream runs beside them."""
 
 
 def bind(run: Run) -> Mapping[str, Binding]:
-    """Bindings, with the host's copy of the miss lists and two staging buffers on either side, used in turn.
+    """Bindings, with two staging buffers on either side, used in turn; the plan sees to it that one is free.
 
     A staging buffer holds all that a layer can lack: the top-k blocks of every (sequence, KV head).
     """
     t, c, device = run.tiers, run.plan.config, run.device
-    pinned = device.type == "cuda"
-    lists = [torch.zeros(src.shape, dtype=torch.int32, pin_memory=pinned) for src in run.miss_src]
-    counts = torch.zeros(t.miss_count.shape, dtype=torch.int32, pin_memory=pinned)
+    lists, counts = run.reports.src, run.reports.counts
     rows = t.heads * c.top_k
     gathered = [new_pool(rows, t.values, device, t.dtype) for _ in range(2)]
     uploaded = [run.values(rows, t.values) for _ in range(2)]
     # Torch gives rows to its threads a few at a time, but only where a row has less than 32768 elements: wide ones.
     words = [x.view(torch.int32) for x in (t.pool, *gathered)]
     in_order = [torch.arange(src.numel(), dtype=torch.int32, device=device) for src in run.miss_src]
-
-    def report(op: Op) -> None:
-        layer = layer_of(op)
-        lists[layer].copy_(run.miss_src[layer], non_blocking=True)
-        counts[layer : layer + 1].copy_(t.miss_count[layer : layer + 1], non_blocking=True)
 
     def gather(op: Op) -> None:
         # By as many threads as torch has: ``torch.set_num_threads`` sets how many.
@@ -63,4 +56,4 @@ def bind(run: Run) -> Mapping[str, Binding]:
             stages=4,
         )
 
-    return {"report": report, "gather": gather, "upload": upload, "scatter": scatter}
+    return {"gather": gather, "upload": upload, "scatter": scatter}

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="the engine's kernels need triton")
 
 import torch
 
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.graph import Replayable
 from sparda.engine.lanes import SerialLanes
 from sparda.engine.pieces import CALLED, Action, HostLanes, Pieces, cut
@@ -38,9 +38,15 @@ def built(ops: list[tuple[str, list[int]]]) -> Plan:
 random_plans = st.builds(
     built, st.lists(st.tuples(st.sampled_from(STREAMS), st.lists(st.integers(0, 40), max_size=3)), max_size=40)
 )
-plans = random_plans | st.sampled_from(POLICIES).map(
-    lambda policy: make_plan(SHAPE, SparseSpec(), Workload(), Config(policy))
+real_plans = st.builds(
+    lambda policy, transfer, lookahead: make_plan(
+        SHAPE, SparseSpec(), Workload(), Config(policy, transfer=transfer, lookahead=lookahead)
+    ),
+    st.sampled_from([p for p in POLICIES if p != "infinigen"]),
+    st.sampled_from(TRANSFERS),
+    st.integers(0, 3),
 )
+plans = random_plans | real_plans | st.just(make_plan(SHAPE, SparseSpec(), Workload(), Config("infinigen")))
 examples = settings(deadline=None, max_examples=200)
 
 
@@ -126,6 +132,21 @@ def test_infinigens_layer_is_two_graphs_a_scatter_and_two_calls() -> None:
     ]
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_spardas_host_starts_copies_when_the_main_stream_has_all_that_needs_no_blocks(ahead: int) -> None:
+    config = Config(lookahead=ahead, transfer="batch")
+    actions = cut(make_plan(SHAPE, SparseSpec(), Workload(), config))
+    (start,) = [i for i, action in enumerate(actions) if action.ops[0].name == "attention[5]"]
+    named = [(action.stream, action.ops[0].name, action.ops[-1].name) for action in actions[start : start + 5]]
+    assert named == [
+        (MAIN, "attention[5]", f"score[{6 + ahead}]"),
+        (SELECT, f"select[{6 + ahead}]", f"report[{6 + ahead}]"),
+        (HOST, f"enlist[{5 + ahead}]", f"enlist[{5 + ahead}]"),
+        (COPY, f"batch[{5 + ahead}]", f"batch[{5 + ahead}]"),
+        (MAIN, "attention[6]", f"score[{7 + ahead}]"),
+    ]
+
+
 class OneThread(SerialLanes):
     """No GPU: what is captured runs when it is replayed."""
 
@@ -145,11 +166,13 @@ class OneThread(SerialLanes):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in Triton's interpreter")
-def test_a_step_in_pieces_gives_the_very_bits_of_the_step_issued_at_once() -> None:
-    config = Config("infinigen", top_k=6)
+@pytest.mark.parametrize(
+    ("config", "steps"), [(Config("infinigen", top_k=6), 3), (Config(top_k=6, transfer="gather"), 2)]
+)
+def test_a_step_in_pieces_gives_the_very_bits_of_the_step_issued_at_once(config: Config, steps: int) -> None:
     whole, parts = decoder_of(config, 2), decoder_of(config, 2)
     pieces = Pieces(parts.plan, parts.bindings, OneThread())
-    for _ in range(3):
+    for _ in range(steps):
         whole.issue()
         pieces.replay()
         assert torch.equal(whole.logits, parts.logits)
