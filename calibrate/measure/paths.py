@@ -206,12 +206,15 @@ def _report(parts: Parts, batch: int, lists: int) -> None:
         for there, here in zip(told, heard, strict=True):
             here.copy_(there, non_blocking=True)
 
+    def something() -> None:
+        tiny.add_(1.0)
+
     def reports() -> None:
         for _ in range(LAUNCHES):
             report()
 
     samples = replay_us(warm_and_captured(reports), REPEATS, per=LAUNCHES)
-    once, after = warm_and_captured(report), warm_and_captured(lambda: tiny.add_(1.0))
+    once, after = warm_and_captured(report), warm_and_captured(something)
     after_us = median(replay_us(after, REPEATS))
     trips = [_round_trip_us(parts, once, after) for _ in range(REPEATS + 1)]
     parts.keep("report", case, samples, METHOD, {"round_trip_us": median(trips[1:]) - after_us})
@@ -230,7 +233,7 @@ def _round_trip_us(parts: Parts, report: torch.cuda.CUDAGraph, after: torch.cuda
     after.replay()
     last.record()
     torch.cuda.synchronize()
-    return ended.elapsed_time(last) * 1e3
+    return float(ended.elapsed_time(last)) * 1e3
 
 
 def path_cases() -> Iterator[tuple[Workload, Config]]:
