@@ -212,6 +212,9 @@ class FittedCosts:
             return 0.0
         return by_batch(self.fitted.lanes, plan.workload.batch)
 
+    def issue_ns(self, plan: Plan) -> float:
+        return self.fitted.step_ns
+
     def step_ns(self, plan: Plan) -> float:
         return self.fitted.step_ns
 

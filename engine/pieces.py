@@ -1,6 +1,6 @@
 """A step with work of the host in its middle: CUDA graphs, and between them what the host does and starts.
 
-The plan is cut into actions in its own order. What the host waits for it waits for as events; what the GPU waits for
+The plan's actions are issued in its own order. What the host waits for it waits for as events; what the GPU waits for
 has always been issued before, so no stream can run past an event that is yet to be recorded.
 """
 
@@ -8,59 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from sparda.engine.actions import CALLED, Action, cut
 from sparda.engine.graph import Replayable, captured, uncollected
 from sparda.engine.lanes import Binding, CudaLanes, Lanes
-from sparda.engine.plan import COPY, HOST, MAIN, Op, Plan
-
-CALLED = (COPY, HOST)
-"""Streams whose operations the host carries out or starts anew at every step; those of all others are captured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Consecutive operations of one stream, issued together.
-
-    ``waits``: operations of other streams whose end must be waited for first; those of the host are not among them,
-    because it has done them before it issues anything else. ``marked``: another stream waits for the last operation.
-    """
-
-    ops: tuple[Op, ...]
-    waits: tuple[int, ...]
-    marked: bool
-
-    @property
-    def stream(self) -> str:
-        return self.ops[0].stream
-
-
-def cut(plan: Plan) -> list[Action]:
-    """The plan's operations as actions, in the order of the plan.
-
-    An action ends where the stream changes, before an operation that waits, and after one that is waited for, so that
-    it neither begins later nor is known to be done later than it must. The host's and the copies stand alone.
-    """
-    awaited = {index for op in plan for index in op.after}
-    parts: list[list[Op]] = []
-    for op in plan:
-        last = parts[-1][-1] if parts else None
-        joins = last is not None and last.stream == op.stream and last.index not in awaited and not op.after
-        if joins and op.stream not in CALLED:
-            parts[-1].append(op)
-        else:
-            parts.append([op])
-    return [
-        Action(
-            ops=tuple(part),
-            waits=tuple(index for index in part[0].after if plan.ops[index].stream != HOST),
-            marked=part[-1].index in awaited and part[-1].stream != HOST,
-        )
-        for part in parts
-    ]
+from sparda.engine.plan import HOST, MAIN, Plan
 
 
 class StepLanes(Lanes, Protocol):

@@ -29,7 +29,10 @@ class CostModel(Protocol):
     def machine(self) -> Machine: ...
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
-        """Duration of a compute operation (any kind but ``prefetch``) with the GPU to itself, in a CUDA graph."""
+        """Duration of an operation (any kind but ``prefetch``) with the machine to itself; on the GPU, in a graph.
+
+        Of the host's own operations, the host's time; of the copy engine's, from its start to its last byte.
+        """
         ...
 
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
@@ -56,7 +59,14 @@ class CostModel(Protocol):
         ...
 
     def join_ns(self, op: Op, plan: Plan) -> float:
-        """Extra latency of operation ``op`` because it waits for another stream (an edge of the CUDA graph)."""
+        """Extra latency of operation ``op`` because it waits for another stream (an edge of the CUDA graph).
+
+        Of the host's operations: from the end of what they wait for to the moment when the host has seen it.
+        """
+        ...
+
+    def issue_ns(self, plan: Plan) -> float:
+        """The host's time to issue one action of a step that is cut into actions (``engine.actions``)."""
         ...
 
     def step_ns(self, plan: Plan) -> float:

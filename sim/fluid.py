@@ -9,7 +9,7 @@ from simpy.events import Event
 
 from sparda.engine.plan import Plan
 from sparda.sim.costs import CostModel
-from sparda.sim.rates import Load, Rates, share_rates
+from sparda.sim.rates import Load, Rates, Role, share_rates
 from sparda.sim.timeline import Sample
 
 ROUNDING_NS = 1e-6
@@ -56,7 +56,7 @@ class FluidMachine:
 
     def start(self, load: Load, done: Event) -> Event:
         """Begin ``load`` now; ``done`` (which is returned) succeeds when all of it is through."""
-        if load.copies:
+        if load.role is Role.PREFETCH:
             self._place(load, done)
         else:
             self._running.append(_Flow(load, done, load.amount))

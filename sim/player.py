@@ -8,20 +8,21 @@ from math import ceil
 import simpy
 from simpy.events import Event
 
+from sparda.engine.actions import cut
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import Op, Plan
+from sparda.engine.plan import HOST, Op, Plan
 from sparda.sim.costs import CostModel
 from sparda.sim.fluid import ROUNDING_NS, FluidMachine
-from sparda.sim.rates import Loads
+from sparda.sim.rates import Loads, Role
 from sparda.sim.timeline import Span, Timeline
 
 UNPLAYED = -1
 
 
 class _Player:
-    """The state of one play: when each operation started and ended, and the event of its end."""
+    """The state of one play: when each operation was issued, started and ended, and the events of that."""
 
-    def __init__(self, plan: Plan, costs: CostModel) -> None:
+    def __init__(self, plan: Plan, costs: CostModel, issue_ns: int) -> None:
         self.env = simpy.Environment()
         self.machine = FluidMachine(self.env, plan, costs)
         self.loads = Loads(plan, costs)
@@ -29,31 +30,55 @@ class _Player:
         self.joins: dict[str, int] = {}
         self.transfer_start_ns = _whole_ns(costs.transfer_start_ns(plan))
         self.finished = [self.env.event() for _ in plan.ops]
+        self.issued: list[Event] = []
         self.starts = [UNPLAYED] * len(plan.ops)
         self.ends = [UNPLAYED] * len(plan.ops)
+        by_host = HOST in plan.streams
+        if by_host or issue_ns:
+            self.issued = [self.env.event() for _ in plan.ops]
+            self.env.process(self.host(_whole_ns(costs.issue_ns(plan)) if by_host else issue_ns, by_host))
+
+    def host(self, issue_ns: int, by_host: bool) -> Generator[Event, None, None]:
+        """The host: issues the plan in its order, and does its own operations where they come."""
+        actions = [action.ops for action in cut(self.plan)] if by_host else [(op,) for op in self.plan]
+        for ops in actions:
+            if ops[0].stream == HOST:
+                yield from self.run(ops[0], int(self.env.now))
+                continue
+            if issue_ns:
+                yield self.env.timeout(issue_ns)
+            for op in ops:
+                self.issued[op.index].succeed()
 
     def stream(self, ops: list[Op]) -> Generator[Event, None, None]:
         """The operations of one stream, one after the other."""
-        env, machine, load_of, finished = self.env, self.machine, self.loads.of, self.finished
         now = 0
         for op in ops:
-            index = op.index
-            if op.after:
-                for earlier in op.after:
-                    yield finished[earlier]
-                if join_ns := self.join_ns(op):
-                    yield env.timeout(join_ns)
-                now = int(env.now)
-            self.starts[index] = now
-            load = load_of(op)
-            if load.copies and self.transfer_start_ns:
-                # The first reads are under way but nothing moves yet, so nothing else is disturbed.
-                yield env.timeout(self.transfer_start_ns)
-            if load.copies and not load.amount:
-                finished[index].succeed()
-            else:
-                yield machine.start(load, finished[index])
-            self.ends[index] = now = int(env.now)
+            if self.issued:
+                yield self.issued[op.index]
+                now = int(self.env.now)
+            now = yield from self.run(op, now)
+
+    def run(self, op: Op, now: int) -> Generator[Event, None, int]:
+        """One operation, from ``now`` on, once all it waits for is done; returns when it ends."""
+        env, index, finished = self.env, op.index, self.finished
+        if op.after:
+            for earlier in op.after:
+                yield finished[earlier]
+            if join_ns := self.join_ns(op):
+                yield env.timeout(join_ns)
+            now = int(env.now)
+        self.starts[index] = now
+        load = self.loads.of(op)
+        if load.role is Role.PREFETCH and self.transfer_start_ns:
+            # The first reads are under way but nothing moves yet, so nothing else is disturbed.
+            yield env.timeout(self.transfer_start_ns)
+        if load.copies and not load.amount:
+            finished[index].succeed()
+        else:
+            yield self.machine.start(load, finished[index])
+        self.ends[index] = now = int(env.now)
+        return now
 
     def join_ns(self, op: Op) -> int:
         """What ``op`` pays for waiting; the same for every layer."""
@@ -62,16 +87,19 @@ class _Player:
         return self.joins[op.kind]
 
 
-def play(plan: Plan, costs: CostModel) -> Timeline:
+def play(plan: Plan, costs: CostModel, issue_ns: int = 0) -> Timeline:
     """Simulate one decode step. The same plan and costs give the same timeline, byte for byte.
 
     An operation starts when its stream's last one has ended and all it waits for has ended; where it waits for
-    other streams, ``join_ns`` later. Raises SpardaError where some operation can never run.
+    other streams, ``join_ns`` later. A step with work of the host in it is issued action by action, which takes the
+    host the time that the costs say; one that is in no graph at all operation by operation, ``issue_ns`` each. The
+    host runs ahead of the GPU where it can. Raises SpardaError where some operation can never run.
     """
-    player = _Player(plan, costs)
+    player = _Player(plan, costs, issue_ns)
     streams: dict[str, list[Op]] = {}
     for op in plan.ops:
-        streams.setdefault(op.stream, []).append(op)
+        if op.stream != HOST:
+            streams.setdefault(op.stream, []).append(op)
     for ops in streams.values():
         player.env.process(player.stream(ops))
     player.env.run()

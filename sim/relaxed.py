@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from sparda.engine.plan import MAIN, Op, Plan
+from sparda.engine.plan import COPY, HOST, MAIN, Op, Plan
 from sparda.sim.costs import CostModel, Machine
 from sparda.sim.rates import PREFETCH_KIND
 
@@ -42,6 +42,8 @@ class Relaxed:
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
         alone = self.costs.alone_ns(op, plan)
+        if op.stream in (COPY, HOST):
+            return alone / self.link if op.stream == COPY else alone
         spared = at_hbm_ns(self.costs, op, alone) * (1 - 1 / self.hbm)
         return max(0.0, alone - spared - self.fixed_ns)
 
@@ -51,14 +53,20 @@ class Relaxed:
     def transfer_start_ns(self, plan: Plan) -> float:
         return self.costs.transfer_start_ns(plan) if self.launched else 0.0
 
-    def transfer_gb_s(self, plan: Plan) -> float:
-        return self.costs.transfer_gb_s(plan) * self.link
+    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
+        return self.costs.transfer_gb_s(plan, ctas) * self.link
 
-    def transfer_share(self, op: Op, plan: Plan) -> float:
-        return self.costs.transfer_share(op, plan)
+    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
+        return self.costs.transfer_share(op, plan, ctas)
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        return self.costs.places(op, plan)
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         return self.costs.join_ns(op, plan) if self.launched else 0.0
+
+    def issue_ns(self, plan: Plan) -> float:
+        return self.costs.issue_ns(plan) if self.launched else 0.0
 
     def step_ns(self, plan: Plan) -> float:
         return self.costs.step_ns(plan) if self.launched else 0.0

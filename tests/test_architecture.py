@@ -30,6 +30,7 @@ PLAN_SIDE = (
     "rope",
     "model_config",
     "occupancy",
+    "actions",
 )
 MOST_LINES = 400
 

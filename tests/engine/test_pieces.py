@@ -17,7 +17,8 @@ import torch
 from sparda.engine.config import POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.graph import Replayable
 from sparda.engine.lanes import SerialLanes
-from sparda.engine.pieces import CALLED, Action, HostLanes, Pieces, cut
+from sparda.engine.actions import CALLED, Action, cut
+from sparda.engine.pieces import HostLanes, Pieces
 from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, SparseSpec

@@ -49,11 +49,17 @@ class FakeCosts:
     def transfer_start_ns(self, plan: Plan) -> float:
         return 1000.0
 
-    def transfer_gb_s(self, plan: Plan) -> float:
-        return min(50.0, 25.0 * plan.config.prefetch_ctas)
+    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
+        return min(50.0, 25.0 * ctas)
 
-    def transfer_share(self, op: Op, plan: Plan) -> float:
+    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
         return 1.0
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        return None
+
+    def issue_ns(self, plan: Plan) -> float:
+        return 6000.0
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         return 800.0

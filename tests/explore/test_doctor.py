@@ -42,8 +42,9 @@ def test_doctor_says_what_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch, c
     assert next(c for c in data["checks"] if c["name"] == "torch")["state"] == "warning"
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
-    assert "Ready: machines, simulate, explain, explore, table, policies, published, report, demo, evidence" in " ".join(
-        text.split()
+    assert (
+        "Ready: machines, simulate, explain, explore, table, policies, published, report, demo, evidence"
+        in " ".join(text.split())
     )
     assert "Not ready: measure, validate" in text
     assert max(map(len, text.splitlines())) <= 80

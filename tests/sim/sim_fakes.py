@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparda.engine.config import POLICIES, Config, Workload
-from sparda.engine.plan import Op, Plan, PlanBuilder
+from sparda.engine.plan import COPY, HOST, Op, Plan, PlanBuilder
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, ModelShape, SparseSpec
 from sparda.sim.costs import Machine
@@ -14,8 +14,8 @@ MINICPM = MODELS["minicpm4.1-8b"]
 SMALL = ModelShape("small", layers=4, d_model=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1024)
 
 
-PLAYED = tuple(policy for policy in POLICIES if policy != "infinigen")
-"""Policies whose every kind of operation the simulator knows; it has no costs for the host's own work."""
+PLAYED = POLICIES
+"""Policies that can be simulated: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class FakeCosts:
     hbm_gb_s: float = 4000.0
     link_gb_s: float = 50.0
     copy_gb_s: float = 45.0
+    host_gb_s: float = 60.0
     tflop_s: float = 600.0
     floor_ns: float = 1500.0
     slower: float = 1.1
@@ -32,6 +33,9 @@ class FakeCosts:
     transfer_start: float = 3000.0
     join: float = 1200.0
     step: float = 8000.0
+    issue: float = 6000.0
+    room: int | None = None
+    """CTAs of a copy that find room beside attention; None where all do."""
     alone: dict[str, float] = field(default_factory=dict)
     """Durations by kind, where a test sets them."""
 
@@ -42,6 +46,10 @@ class FakeCosts:
     def alone_ns(self, op: Op, plan: Plan) -> float:
         if op.kind in self.alone:
             return self.alone[op.kind]
+        if op.stream == HOST:
+            return self.floor_ns + op.work.host_bytes / self.host_gb_s
+        if op.stream == COPY:
+            return self.floor_ns + op.work.h2d_bytes / self.link_gb_s
         return max(op.work.hbm_bytes / self.hbm_gb_s, op.work.flops / (self.tflop_s * 1e3)) + self.floor_ns
 
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
@@ -50,14 +58,20 @@ class FakeCosts:
     def transfer_start_ns(self, plan: Plan) -> float:
         return self.transfer_start
 
-    def transfer_gb_s(self, plan: Plan) -> float:
+    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
         return min(self.copy_gb_s, self.link_gb_s)
 
-    def transfer_share(self, op: Op, plan: Plan) -> float:
+    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
         return self.share
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        return self.room if op.kind == "attention" else None
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         return self.join
+
+    def issue_ns(self, plan: Plan) -> float:
+        return self.issue
 
     def step_ns(self, plan: Plan) -> float:
         return self.step

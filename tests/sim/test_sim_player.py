@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import MAIN, PREFETCH, SELECT, PlanBuilder, Work
+from sparda.engine.plan import COPY, MAIN, PREFETCH, SELECT, PlanBuilder, Work
 from sparda.sim.player import play
 from sparda.sim.rates import Loads, share_rates
 from tests.sim.sim_fakes import FakeCosts, built
@@ -69,9 +69,9 @@ def test_nothing_is_slowed_before_the_first_byte() -> None:
     assert [s.end_ns for s in play(built(ops), costs).spans] == [4000, 3000]
 
 
-def test_a_copy_without_ctas_slows_nothing() -> None:
+def test_a_transfer_by_a_copy_engine_slows_nothing() -> None:
     ops = PlanBuilder()
-    ops.add("prefetch", Work(h2d_bytes=1 << 30), stream=PREFETCH)
+    ops.add("upload", Work(h2d_bytes=1 << 30), stream=COPY)
     ops.add("down", Work())
     assert play(built(ops), replace(FREE, slower=3.0, alone={"down": 700.0})).spans[1].ns == 700
 
