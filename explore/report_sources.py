@@ -26,8 +26,9 @@ WHAT = {
     "validation": "whole decode steps of what the search chose, and of its neighbours",
     "policy": "whole decode steps of every policy, side by side",
     "residency": "whole decode steps by resident blocks, where blocks that were chosen come back",
+    "handicap": "whole decode steps on a GPU with part of it taken away meanwhile",
 }
-WHOLE = ("step", "validation", "policy", "residency")
+WHOLE = ("step", "validation", "policy", "residency", "handicap")
 """Kinds of rows that are whole steps."""
 
 

@@ -49,7 +49,30 @@ def _multiprocessors(index: int) -> int:
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
+_assumed: ContextVar[int] = ContextVar("assumed", default=0)
+
+
+@contextmanager
+def with_multiprocessors(count: int) -> Iterator[None]:
+    """Whatever is cut to fit a GPU inside is cut as for one with ``count`` multiprocessors.
+
+    A decoder must be built and captured inside. Raises ValueError for a count below 1.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    token = _assumed.set(count)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
 def multiprocessors(tensor: torch.Tensor) -> int:
+    """Multiprocessors to cut work for: those of the tensor's device, unless ``with_multiprocessors`` says otherwise."""
+    return _assumed.get() or multiprocessors_there(tensor)
+
+
+def multiprocessors_there(tensor: torch.Tensor) -> int:
     """Multiprocessors of the tensor's device; a nominal few where kernels are interpreted."""
     return _multiprocessors(tensor.device.index or 0) if tensor.is_cuda else CPU_MULTIPROCESSORS
 

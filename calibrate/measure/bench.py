@@ -194,8 +194,10 @@ class Bench:
         samples: tuple[float, ...],
         method: str,
         values: Mapping[str, float] | None = None,
+        *,
+        complete: bool = True,
     ) -> Row:
-        return Row(kind, op, self.session, method, dict(case), samples, values or {})
+        return Row(kind, op, self.session, method, dict(case), samples, values or {}, complete)
 
     def keep(self, *rows: Row) -> None:
         """Write rows that were measured since the last ones, or since what they needed was set up.

@@ -8,9 +8,10 @@ from time import perf_counter
 
 import torch
 
-from sparda.calibrate.measure.bench import Bench, step_case
+from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import Lists
-from sparda.calibrate.measure.steps import FULL, measure_step
+from sparda.calibrate.measure.parts import Case
+from sparda.calibrate.measure.steps import FULL, measure_step, step
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
 from sparda.calibrate.store import Value
 from sparda.engine.config import Config, Workload
@@ -18,6 +19,7 @@ from sparda.engine.copy_engine import BlockCopies
 from sparda.engine.cuda_runtime import CudaRuntime, cuda_runtime
 from sparda.engine.errors import SpardaError
 from sparda.engine.kinds.gather import carry, collect, spread, wide
+from sparda.engine.shapes import ModelShape
 from sparda.engine.tiers import new_pool
 
 BLOCKS = (1, 8, 32, 92, 184, 368, 737, 1475)
@@ -191,9 +193,14 @@ def _scatter(parts: Parts, blocks: int) -> None:
     parts.keep("scatter", case, replay_us(warm_and_captured(body), REPEATS, per=LAUNCHES), METHOD)
 
 
+def _entries(shape: ModelShape, batch: int) -> int:
+    """Entries of a layer's miss list."""
+    return batch * shape.kv_heads * (Config().slots + 1)
+
+
 def _report(parts: Parts, batch: int, lists: int) -> None:
     """A report of ``lists`` lists, and how long it is until the GPU does what the host starts upon it."""
-    entries = batch * parts.bench.shape.kv_heads * (Config().slots + 1)
+    entries = _entries(parts.bench.shape, batch)
     case: dict[str, Value] = {"entries": entries, "lists": lists}
     if not parts.due("report", case):
         return
@@ -236,6 +243,23 @@ def _round_trip_us(parts: Parts, report: torch.cuda.CUDAGraph, after: torch.cuda
     return float(ended.elapsed_time(last)) * 1e3
 
 
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row that ``measure_paths`` leaves where the CUDA runtime copies in batches, but for the host's threads."""
+    for blocks in BLOCKS:
+        for threads in dict.fromkeys((*THREADS, torch.get_num_threads())):
+            yield Case("link", "gather", {"blocks": blocks, "threads": threads})
+        for op in ("upload", "blocks", "batch", "scatter"):
+            yield Case("link", op, {"blocks": blocks})
+    for batch in REPORT_BATCHES:
+        for lists in (1, 2):
+            yield Case("link", "report", {"entries": _entries(shape, batch), "lists": lists})
+
+
+def step_cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of ``measure_path_steps``."""
+    return (step("step", workload, config) for workload, config in path_cases())
+
+
 def path_cases() -> Iterator[tuple[Workload, Config]]:
     """Whole steps by every path of the host, to hold the simulator to; grouped by what costs time to set up."""
     for batch in STEP_BATCHES:
@@ -247,7 +271,5 @@ def path_cases() -> Iterator[tuple[Workload, Config]]:
 def measure_path_steps(bench: Bench) -> None:
     """Rows of kind ``step``, as those of ``measure_steps``: sparda by every path of the host."""
     for workload, config in path_cases():
-        if bench.measured("step", config.policy, step_case(workload, config)):
-            continue
-        bench.clock.check()
-        measure_step(bench, workload, config, repeats=STEP_REPEATS)
+        if bench.due(step("step", workload, config)):
+            measure_step(bench, workload, config, repeats=STEP_REPEATS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sparda.calibrate.measure import corun, kernels, link, policies, steps
+from sparda.calibrate.measure import corun, handicap, kernels, link, paths, policies, steps, steptrace
 from sparda.calibrate.measure.bench import Bench, Clock, OutOfTimeError
 from sparda.calibrate.measure.estimate import Estimate, estimate
 from sparda.calibrate.measure.parts import Part
@@ -29,8 +29,13 @@ PARTS = {
         Part("kernels", kernels.measure_kernels, 0.66, kernels.cases),
         Part("corun", corun.measure_corun, 0.056, corun.cases),
         Part("steps", steps.measure_steps, 0.62, steps.cases),
+        Part("paths", paths.measure_paths, 0.4, paths.cases),
+        Part("pathsteps", paths.measure_path_steps, 1.1, paths.step_cases),
         Part("policies", policies.measure_policies, 0.9, policies.cases, calibrates=False),
         Part("residency", policies.measure_residency, 2.5, policies.residency_cases, calibrates=False),
+        Part("handicap", handicap.measure_handicap, 0.9, handicap.cases, calibrates=False),
+        # Files, not rows: none is counted.
+        Part("traces", steptrace.measure_step_traces, 0.0, lambda shape: (), calibrates=False),
     )
 }
 """Parts of a session, in the order in which they are measured."""

@@ -93,11 +93,16 @@ def measure_step(
 
 
 def stepped(decoder: Decoder, repeats: int, warmup: int = WARMUP) -> tuple[tuple[float, ...], dict[str, float]]:
-    """Capture a decoder and let it decode: microseconds of ``repeats`` steps and what was counted during these.
+    """Capture a decoder and let it decode, as ``decoded`` says."""
+    decoder.capture()
+    return decoded(decoder, repeats, warmup)
+
+
+def decoded(decoder: Decoder, repeats: int, warmup: int) -> tuple[tuple[float, ...], dict[str, float]]:
+    """Microseconds of ``repeats`` steps of a captured decoder, and what was counted during these.
 
     ``warmup`` steps come first, neither timed nor counted.
     """
-    decoder.capture()
     for _ in range(warmup):
         decoder.step()
     decoder.tiers.count_misses()

@@ -67,6 +67,10 @@ class Event:
 
     def synchronize(self) -> None: ...
 
+    def query(self) -> bool:
+        """Whether it is past by the time that the current stream has come to."""
+        return self.at_us <= self.gpu.current.now_us
+
     def elapsed_time(self, end: Event) -> float:
         return (end.at_us - self.at_us) / 1e3
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure import bench, copies, policies, run, watch
+from sparda.calibrate.measure import bench, copies, policies, rivals, run, shares, watch
 from sparda.calibrate.measure.bench import Bench, Clock
 from sparda.calibrate.store import Store
 from sparda.engine import graph
@@ -24,11 +24,15 @@ from sparda.engine.plan import Op, Plan
 from sparda.engine.policies import resident_layers
 from sparda.engine.shapes import MODELS, ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
+from sparda.kernels.handicap import Board
+from sparda.kernels.launch import multiprocessors
 from sparda.kernels.prefetch import _check_settings, _check_tensors
 from tests.calibrate.fake_cuda import FakeCuda
 
 SHAPE = replace(MODELS["minicpm4.1-8b"], name="four layers", layers=4)
 START_US, FLOOR_US, HBM_GB_S = 3.0, 1.5, 4000.0
+READER_GB_S, ENGINE_GB_S = 30.0, 50.0
+"""What each thread block that reads GPU memory moves, and a copy engine."""
 
 
 def link_gb_s(ctas: int, stages: int) -> float:
@@ -56,6 +60,32 @@ class Gpu(FakeCuda):
     """Times as long as usual that a copy takes."""
     copies: list[Copy] = field(default_factory=list)
     tiers: list[FakeTiers] = field(default_factory=list)
+    tiled: list[int] = field(default_factory=list)
+    """Multiprocessors that each captured decoder was cut for."""
+    held: list[int] = field(default_factory=list)
+    """Thread blocks of each launch that holds multiprocessors or reads."""
+    brief: bool = False
+    """Whether those that hold or read are gone at once."""
+    since_us: dict[int, float] = field(default_factory=dict)
+
+    def hold(self, board: Board, *, duration_ns: int) -> None:
+        self.held.append(board.blocks)
+        board.started.fill_(board.blocks)
+        board.ended.fill_(board.blocks * self.brief)
+        self.current.work(duration_ns / 1e3)
+
+    def read(self, buffer: Tensor, board: Board, *, duration_ns: int) -> None:
+        self.since_us[id(board)] = self.current.now_us
+        self.hold(board, duration_ns=duration_ns)
+        board.progress.fill_(int(READER_GB_S * duration_ns))
+
+    def note_progress(self, seen: Tensor, board: Board) -> None:
+        us = self.current.now_us - self.since_us.get(id(board), self.current.now_us)
+        seen.fill_(int(READER_GB_S * us * 1e3))
+
+    def copy_piece(self, target: Tensor, source: Tensor) -> None:
+        assert target.shape == source.shape
+        self.current.work(target.numel() * target.element_size() / ENGINE_GB_S / 1e3)
 
     def copy(self, moved: float, ctas: int, stages: int) -> None:
         self.current.work(START_US + self.slower * moved / link_gb_s(ctas, stages) / 1e3)
@@ -127,12 +157,16 @@ class FakeDecoder(Decoder):
         self.plan, self.tiers, self.graph = plan, tiers, None
         self.trace = None if trace is None or trace.miss_rate == 0 else trace  # type: ignore[assignment]
         assert (trace is not None) == bool(plan.of_kind("select")), "a trace is for those that choose"
-        config = plan.config
+        config, self.gpu = plan.config, gpu
 
         def fetch(op: Op) -> None:
             gpu.copy(op.work.h2d_bytes, config.prefetch_ctas, config.prefetch_stages)
 
         self.bindings = {**dict.fromkeys({op.kind for op in plan}, gpu.op), "prefetch": fetch}
+
+    def capture(self) -> None:
+        self.gpu.tiled.append(multiprocessors(torch.zeros(1)))
+        super().capture()
 
 
 def cpu_bench(store: Store, session: str, shape: ModelShape, clock: Clock, *, seed: int = 0) -> Bench:
@@ -172,6 +206,12 @@ def install(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr(bench, "rotating_trace", rotating)
     patch.setattr(policies, "reuse_trace", reusing)
     patch.setattr(copies, "prefetch", gpu.prefetch)
+    patch.setattr(rivals, "hold_sms", gpu.hold)
+    patch.setattr(rivals, "stream_hbm", gpu.read)
+    patch.setattr(shares, "stream_hbm", gpu.read)
+    patch.setattr(rivals, "note_progress", gpu.note_progress)
+    patch.setattr(rivals, "copy_piece", gpu.copy_piece)
+    patch.setattr(rivals, "STREAM_VALUES", 8)
     patch.setattr(copies.Lists, "LENGTH", 1 << 13)
     patch.setattr(copies.Lists, "BLOCKS_PER_HEAD", 61)
     patch.setattr(run, "Bench", cpu_bench)

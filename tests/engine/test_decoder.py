@@ -17,6 +17,8 @@ from torch import Tensor
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.decoder import Decoder
 from sparda.engine.errors import SpardaError
+from sparda.engine.kinds import attention
+from sparda.engine.occupancy import attention_splits
 from sparda.engine.plan import Op
 from sparda.engine.policies import make_plan, resident_layers
 from sparda.engine.reference import ReferenceDecoder, chosen_blocks, history_of
@@ -25,6 +27,7 @@ from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
 from sparda.engine.trace import rotating_trace
 from sparda.engine.weights import Weights, random_weights, rope_table
+from sparda.kernels.launch import with_multiprocessors
 from sparda.kernels.prefetch import prefetch
 
 pytestmark = pytest.mark.skipif(
@@ -180,6 +183,20 @@ def test_two_layers_of_lookahead_give_the_very_bits_of_fetching_on_demand() -> N
     ahead, demand = run("sparda", 2, 1), run("sparda-on-demand", 2, 1)
     assert all(map(torch.equal, ahead.logits, demand.logits))
     assert ahead.misses == demand.misses
+
+
+def test_a_decoder_built_for_another_count_of_multiprocessors_is_cut_for_that_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cut: list[int] = []
+    monkeypatch.setattr(attention, "dense_attention", lambda *args, splits: cut.append(splits))
+    for sms in (2, 4, 132):
+        with with_multiprocessors(sms):
+            decoder = decoder_of(Config("dense", top_k=6), 1)
+            assert decoder.run.sms == sms
+        decoder.bindings["dense_attention"](decoder.plan.of_kind("dense_attention")[0])
+        assert cut[-1] == attention_splits(SHAPE.kv_heads, decoder.tiers.blocks, sms)
+    assert cut == [1, 2, 3]
 
 
 def test_what_the_host_gathers_gives_the_very_bits_of_what_the_gpu_fetches_by_itself() -> None:

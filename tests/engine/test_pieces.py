@@ -14,10 +14,10 @@ pytest.importorskip("triton", reason="the engine's kernels need triton")
 
 import torch
 
+from sparda.engine.actions import CALLED, Action, cut
 from sparda.engine.config import POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.graph import Replayable
 from sparda.engine.lanes import SerialLanes
-from sparda.engine.actions import CALLED, Action, cut
 from sparda.engine.pieces import HostLanes, Pieces
 from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, STREAMS, Op, Plan, PlanBuilder, Work
 from sparda.engine.policies import make_plan
