@@ -90,8 +90,7 @@ def measure_handicap(bench: Bench) -> None:
     rivals = Rivals(bench)
     measure_shares(bench, rivals)
     for (workload, config), missing in todo.items():
-        if reason := bench.too_big(workload, config):
-            bench.say(f"skipped: {config.policy}, batch {workload.batch}: {reason}")
+        if bench.hindered(Case("handicap", config.policy, {}, workload, config)):
             continue
         bench.clock.check()
         try:
