@@ -12,7 +12,7 @@ from sparda.engine.config import POLICIES
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, to_plain
 from sparda.engine.occupancy import free_beside_attention
-from sparda.engine.plan import MAIN, SELECT, Op, Plan
+from sparda.engine.plan import COPY, HOST, MAIN, SELECT, Op, Plan
 from sparda.engine.policies import make_plan
 from sparda.sim.costs import Machine
 from sparda.sim.rates import PREFETCH_KIND
@@ -101,11 +101,39 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCurve:
+    """Nanoseconds by blocks moved: linear between points, in proportion beyond the last; no blocks take no time."""
+
+    blocks: tuple[int, ...]
+    ns: tuple[float, ...]
+
+    def at(self, blocks: float) -> float:
+        if not blocks:
+            return 0.0
+        return interpolate(self.blocks, self.ns, blocks) * max(1.0, blocks / self.blocks[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class PathCosts:
+    """Transfers by way of the host.
+
+    ``listed``: until the host has made its list of copies, by path; ``started``: from then until it has started every
+    one. ``by_blocks``: of each kind of operation, of ``blocks`` and ``batch`` from the first copy's start to the last
+    byte. ``round_trip_ns``: from a report's end on the GPU to the GPU's doing what the host starts upon it.
+    """
+
+    listed: Mapping[str, BlockCurve]
+    started: Mapping[str, BlockCurve]
+    by_blocks: Mapping[str, BlockCurve]
+    round_trip_ns: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fitted:
     """What a calibration finds.
 
-    ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``beside``: every kind beside a copy that was there first.
-    ``in_order``: attention beside the CTAs that found room beside it. ``start_ns``: before a copy's first byte.
+    ``transfer``: GB/s of a prefetch alone, by depth and CTAs. ``beside``: every kind beside a copy that was there
+    first. ``in_order``: attention beside the CTAs that found room beside it. ``start_ns``: before a copy's first byte.
     ``lanes``: (batch, nanoseconds) that an attention loses to the selection streams beside it; ``launches``: what any
     other operation of the main stream loses in a graph that branches so. ``step_ns``: a whole graph beyond its kernels.
     """
@@ -118,11 +146,15 @@ class Fitted:
     lanes: tuple[tuple[int, float], ...]
     launches: tuple[tuple[int, float], ...]
     step_ns: float
+    paths: PathCosts | None = None
 
 
 ALIASES = {"ffn_norm": "norm", "final_norm": "norm", "headscore": "score"}
 """Kinds whose behaviour beside a prefetch is that of another kind: the same kernel, or the same reads."""
 
+
+BY_HOST = ("gather", "upload", "scatter", "enlist", "blocks", "batch")
+"""Kinds whose time is known by the blocks that they move."""
 
 ATTENTIONS = ("attention", "biased_attention")
 """Kinds whose thread blocks have a multiprocessor each, to their end: a copy's find room on the others alone."""
@@ -138,11 +170,20 @@ class FittedCosts:
     """Values beside a copy by (table, kind, batch, stages, CTAs): a search asks for the same ones over and over."""
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
+        if op.kind in BY_HOST and self.fitted.paths is not None:
+            return self._by_blocks(op, plan, self.fitted.paths)
         cost, batch = self._kernel(op, plan), plan.workload.batch
         alone = cost.at(batch, second_axis(cost.second, plan), op.work.hbm_bytes)
         # A graph with side streams launches every kernel of its main stream a little later than a straight one.
-        branches = op.stream == MAIN and op.kind != "attention" and SELECT in plan.streams
+        branches = op.stream == MAIN and op.kind not in ATTENTIONS and SELECT in plan.streams
         return alone + (by_batch(self.fitted.launches, batch) if branches else 0.0)
+
+    def _by_blocks(self, op: Op, plan: Plan, paths: PathCosts) -> float:
+        moved = op.work.h2d_bytes or op.work.host_bytes / 2 or op.work.hbm_bytes / 2
+        blocks = op.work.copies or moved / plan.shape.block_bytes(plan.spec)
+        # Of a list of copies the host's time is to make it; starting them is issuing what is on the other stream.
+        curve = paths.listed[plan.config.path] if op.kind == "enlist" else paths.by_blocks[op.kind]
+        return curve.at(blocks)
 
     def _kernel(self, op: Op, plan: Plan) -> KernelCost:
         """Raises SpardaError where the kind was not measured: nothing is made up."""
@@ -159,12 +200,13 @@ class FittedCosts:
     def policies(self, plan: Plan) -> list[str]:
         """The policies that can be priced for the plan's model and workload: each of their kinds was measured."""
         found = []
+        priced = {*self.fitted.kernels, PREFETCH_KIND, *(BY_HOST if self.fitted.paths else ())}
         for policy in POLICIES:
             try:
                 other = make_plan(plan.shape, plan.spec, plan.workload, replace(plan.config, policy=policy))
             except SpardaError:
                 continue
-            if {op.kind for op in other} <= {*self.fitted.kernels, PREFETCH_KIND}:
+            if {op.kind for op in other} <= priced:
                 found.append(policy)
         return found
 
@@ -208,11 +250,16 @@ class FittedCosts:
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         # Measured as what the selection streams cost the main stream in a layer; there the attention waits for them.
-        if op.kind != "attention":
+        if op.stream == HOST:
+            return self.fitted.paths.round_trip_ns if self.fitted.paths else 0.0
+        if op.kind not in ATTENTIONS or op.index not in plan.beside_choice:
             return 0.0
         return by_batch(self.fitted.lanes, plan.workload.batch)
 
-    def issue_ns(self, plan: Plan) -> float:
+    def issue_ns(self, op: Op, plan: Plan) -> float:
+        paths = self.fitted.paths
+        if op.stream == COPY and paths is not None and op.kind in paths.started:
+            return paths.started[op.kind].at(op.work.copies)
         return self.fitted.step_ns
 
     def step_ns(self, plan: Plan) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from sparda.calibrate.costs import Fitted, FittedCosts, KernelCost
 from sparda.calibrate.fit_copies import fit_beside, fit_lanes, fit_transfer, longest_copies
 from sparda.calibrate.fit_kernels import fit_graph, fit_kernels
+from sparda.calibrate.fit_paths import fit_paths
 from sparda.calibrate.holdout import error_band, held_out
 from sparda.calibrate.leave_one_out import leave_one_out
 from sparda.calibrate.profile import Profile, profile_json
@@ -37,7 +38,9 @@ def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> M
         for moved, ns in zip(np.ravel(cost.hbm_bytes), np.ravel(cost.ns), strict=True)
         if ns > LONG_NS
     ]
-    up = [r.values["gb_s"] for r in links if r.op == "copy_engine" and r.case["direction"] == "d2h"]
+    engine = [r for r in links if r.op == "copy_engine"]
+    up, down = ([r.values["gb_s"] for r in engine if r.case["direction"] == way] for way in ("d2h", "h2d"))
+    alone = [r.values["gb_s"] for r in links if r.op == "hbm_read" and r.case["ctas"] == 1]
     if not up:
         raise SpardaError("no link rows of the copy engine; run `sparda measure --parts link`.")
     return Machine(
@@ -49,6 +52,8 @@ def fit_machine(name: str, store: Store, kernels: Mapping[str, KernelCost]) -> M
         link_d2h_gb_s=round(max(up), 2),
         hbm_capacity_bytes=int(str(sessions[0]["gpu_memory_bytes"])),
         host_pinned_bytes=max(int(str(s["host_memory_bytes"])) for s in sessions),
+        engine_h2d_gb_s=round(max(down), 2) if down else 0.0,
+        sm_read_gb_s=round(alone[0], 1) if alone else 0.0,
     )
 
 
@@ -61,7 +66,8 @@ def fit(name: str, store: Store, shape: ModelShape, spec: SparseSpec) -> FittedC
     lanes, launches = fit_lanes(corun)
     beside, in_order = fit_beside(corun, start)
     graph_ns, _ = fit_graph(kernel_rows)
-    fitted = Fitted(kernels, transfer, beside, in_order, start, lanes, launches, graph_ns)
+    paths = fit_paths(store.latest("link"))
+    fitted = Fitted(kernels, transfer, beside, in_order, start, lanes, launches, graph_ns, paths)
     return FittedCosts(fit_machine(name, store, kernels), fitted)
 
 

@@ -67,10 +67,20 @@ class Plan:
     ops: tuple[Op, ...]
     streams: tuple[str, ...] = field(init=False)
     """Streams in use, in the order of STREAMS."""
+    beside_choice: frozenset[int] = field(init=False)
+    """Operations of the main stream that join another while a choice, issued since the last such, may run beside."""
 
     def __post_init__(self) -> None:
         used = {op.stream for op in self.ops}
         object.__setattr__(self, "streams", tuple(s for s in STREAMS if s in used))
+        chosen, found = False, set()
+        for op in self.ops:
+            if op.stream == SELECT:
+                chosen = True
+            elif op.stream == MAIN and op.after and chosen:
+                found.add(op.index)
+                chosen = False
+        object.__setattr__(self, "beside_choice", frozenset(found))
 
     def __iter__(self) -> Iterator[Op]:
         return iter(self.ops)

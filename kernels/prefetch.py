@@ -78,7 +78,8 @@ def prefetch(
     src, dst: int32 [N], rows of ``pool`` and of ``cache``; entries of ``dst`` below ``count`` are distinct.
     count: int32 [1] on the GPU, at most N, so that the host never waits to learn how many blocks are missing.
     ctas: thread blocks launched, however long the list is; thread block p copies entries p, p + ctas, and so on, each
-    whole. Each has a multiprocessor to itself where ``pool`` is host memory and stages are above 1. warps: warps in each of them.
+    whole. Each has a multiprocessor to itself where ``pool`` is host memory and stages are above 1.
+    warps: warps in each of them.
     stages: depth of the copy pipeline: ``stages - 1`` chunks of ``chunk_values`` values are on their way into shared
     memory while one is stored; 1 copies through registers, one chunk at a time.
     chunk_values: values copied at a time; 0 takes DEFAULT_CHUNK bytes, or the whole row where that is shorter.

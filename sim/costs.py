@@ -10,7 +10,11 @@ from sparda.engine.plan import Op, Plan
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU, its memory, its link and its host, as far as a decode step meets them. Bandwidths in GB/s (1e9 B/s)."""
+    """A GPU, its memory, its link and its host, as far as a decode step meets them. Bandwidths in GB/s (1e9 B/s).
+
+    ``link_h2d_gb_s`` is what thread blocks that read host memory get, ``engine_h2d_gb_s`` what a copy engine gets;
+    ``sm_read_gb_s`` what one multiprocessor reads from GPU memory. 0: not known.
+    """
 
     name: str
     gpu: str
@@ -20,6 +24,8 @@ class Machine:
     link_d2h_gb_s: float
     hbm_capacity_bytes: int
     host_pinned_bytes: int
+    engine_h2d_gb_s: float = 0.0
+    sm_read_gb_s: float = 0.0
 
 
 class CostModel(Protocol):
@@ -65,8 +71,11 @@ class CostModel(Protocol):
         """
         ...
 
-    def issue_ns(self, plan: Plan) -> float:
-        """The host's time to issue one action of a step that is cut into actions (``engine.actions``)."""
+    def issue_ns(self, op: Op, plan: Plan) -> float:
+        """The host's time to issue the action that ``op`` begins, in a step cut into actions (``engine.actions``).
+
+        A copy engine's operation may begin as soon as the host turns to it.
+        """
         ...
 
     def step_ns(self, plan: Plan) -> float:

@@ -10,7 +10,7 @@ from simpy.events import Event
 
 from sparda.engine.actions import cut
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import HOST, Op, Plan
+from sparda.engine.plan import COPY, HOST, Op, Plan
 from sparda.sim.costs import CostModel
 from sparda.sim.fluid import ROUNDING_NS, FluidMachine
 from sparda.sim.rates import Loads, Role
@@ -27,7 +27,7 @@ class _Player:
         self.machine = FluidMachine(self.env, plan, costs)
         self.loads = Loads(plan, costs)
         self.costs, self.plan = costs, plan
-        self.joins: dict[str, int] = {}
+        self.joins: dict[tuple[str, bool], int] = {}
         self.transfer_start_ns = _whole_ns(costs.transfer_start_ns(plan))
         self.finished = [self.env.event() for _ in plan.ops]
         self.issued: list[Event] = []
@@ -36,19 +36,24 @@ class _Player:
         by_host = HOST in plan.streams
         if by_host or issue_ns:
             self.issued = [self.env.event() for _ in plan.ops]
-            self.env.process(self.host(_whole_ns(costs.issue_ns(plan)) if by_host else issue_ns, by_host))
+            self.env.process(self.host(issue_ns, by_host))
 
     def host(self, issue_ns: int, by_host: bool) -> Generator[Event, None, None]:
         """The host: issues the plan in its order, and does its own operations where they come."""
+        env = self.env
         actions = [action.ops for action in cut(self.plan)] if by_host else [(op,) for op in self.plan]
         for ops in actions:
             if ops[0].stream == HOST:
-                yield from self.run(ops[0], int(self.env.now))
+                yield from self.run(ops[0], int(env.now))
                 continue
-            if issue_ns:
-                yield self.env.timeout(issue_ns)
+            busy_ns = _whole_ns(self.costs.issue_ns(ops[0], self.plan)) if by_host else issue_ns
+            if ops[0].stream == COPY:
+                self.issued[ops[0].index].succeed()
+            if busy_ns:
+                yield env.timeout(busy_ns)
             for op in ops:
-                self.issued[op.index].succeed()
+                if op.stream != COPY:
+                    self.issued[op.index].succeed()
 
     def stream(self, ops: list[Op]) -> Generator[Event, None, None]:
         """The operations of one stream, one after the other."""
@@ -81,10 +86,11 @@ class _Player:
         return now
 
     def join_ns(self, op: Op) -> int:
-        """What ``op`` pays for waiting; the same for every layer."""
-        if op.kind not in self.joins:
-            self.joins[op.kind] = _whole_ns(self.costs.join_ns(op, self.plan))
-        return self.joins[op.kind]
+        """What ``op`` pays for waiting; the same for every layer that chooses beside it."""
+        key = (op.kind, op.index in self.plan.beside_choice)
+        if key not in self.joins:
+            self.joins[key] = _whole_ns(self.costs.join_ns(op, self.plan))
+        return self.joins[key]
 
 
 def play(plan: Plan, costs: CostModel, issue_ns: int = 0) -> Timeline:

@@ -65,8 +65,8 @@ class Relaxed:
     def join_ns(self, op: Op, plan: Plan) -> float:
         return self.costs.join_ns(op, plan) if self.launched else 0.0
 
-    def issue_ns(self, plan: Plan) -> float:
-        return self.costs.issue_ns(plan) if self.launched else 0.0
+    def issue_ns(self, op: Op, plan: Plan) -> float:
+        return self.costs.issue_ns(op, plan) if self.launched else 0.0
 
     def step_ns(self, plan: Plan) -> float:
         return self.costs.step_ns(plan) if self.launched else 0.0

@@ -11,10 +11,8 @@ import torch
 from sparda.calibrate.measure.bench import Bench
 from sparda.calibrate.measure.copies import Lists
 from sparda.calibrate.measure.parts import Case
-from sparda.calibrate.measure.steps import FULL, measure_step, step
 from sparda.calibrate.measure.timing import METHOD, replay_us, warm_and_captured
-from sparda.calibrate.store import Value
-from sparda.engine.config import Config, Workload
+from sparda.engine.config import Config
 from sparda.engine.copy_engine import BlockCopies
 from sparda.engine.cuda_runtime import CudaRuntime, cuda_runtime
 from sparda.engine.errors import SpardaError
@@ -25,20 +23,18 @@ from sparda.engine.tiers import new_pool
 BLOCKS = (1, 8, 32, 92, 184, 368, 737, 1475)
 """Blocks that a layer lacks: the last three at 3, 6 and 12 % misses and batch 64, the three before them at batch 16
 and 3 and 6 % or a smaller batch."""
-THREADS = (1, 4)
-"""Of the host's gather, besides as many as torch takes by itself."""
+THREADS = (1, 4, 0)
+"""Of the host's gather; 0 for as many as torch takes by itself. How many those are is in the row's values."""
 REPORT_BATCHES = (1, 4, 16, 64)
 """Batches whose miss lists are reported; a list is as long as the slots, whatever is missing."""
+
+LISTS = (1, 2)
+"""Lists in a report: what is missing, and the slots that it is for."""
 
 REPEATS = 15
 LAUNCHES = 16
 GATE_CYCLES = 1_000_000
 """GPU cycles, some half a millisecond, for which the stream is held: by then what is timed is enqueued behind it."""
-
-STEP_BATCHES = (4, 16, 64)
-STEP_MISSES = (0.03, 0.06, 0.12)
-STEP_TRANSFERS = ("gather", "blocks", "batch")
-STEP_REPEATS = 8
 
 BY_HOST = "the host's clock around its own part"
 BEHIND_A_GATE = "events around a copy behind a held stream"
@@ -62,23 +58,37 @@ class Parts:
 
     def keep(
         self,
-        op: str,
-        case: dict[str, Value],
+        case: Case,
         samples: Sequence[float],
         method: str,
         values: dict[str, float] | None = None,
     ) -> None:
         """Keep a row; of ``blocks`` in the case GB/s are told."""
         found = dict(values or {})
-        if blocks := int(case.get("blocks", 0)):
+        if blocks := int(case.conditions.get("blocks", 0)):
             found["gb_s"] = blocks * self.block_bytes / median(samples) / 1e3
-        self.bench.keep(self.bench.row("link", op, case, tuple(samples), method, found))
+        self.bench.keep(self.bench.row("link", case.op, case.conditions, tuple(samples), method, found))
 
-    def due(self, op: str, case: dict[str, Value]) -> bool:
-        if self.bench.measured("link", op, case):
-            return False
-        self.bench.clock.check()
-        return True
+
+def _of_blocks(op: str, blocks: int) -> Case:
+    return Case("link", op, {"blocks": blocks})
+
+
+def _gathered(blocks: int, threads: int) -> Case:
+    return Case("link", "gather", {"blocks": blocks, "threads": threads})
+
+
+def _reported(shape: ModelShape, batch: int, lists: int) -> Case:
+    entries = batch * shape.kv_heads * (Config().slots + 1)
+    return Case("link", "report", {"entries": entries, "lists": lists})
+
+
+def cases(shape: ModelShape) -> Iterator[Case]:
+    """Every row of ``measure_paths``."""
+    for blocks in BLOCKS:
+        yield from (_gathered(blocks, threads) for threads in THREADS)
+        yield from (_of_blocks(op, blocks) for op in ("upload", "blocks", "batch", "scatter"))
+    yield from (_reported(shape, batch, lists) for batch in REPORT_BATCHES for lists in LISTS)
 
 
 def measure_paths(bench: Bench) -> None:
@@ -104,7 +114,7 @@ def measure_paths(bench: Bench) -> None:
             _copies(parts, blocks, op, start)
         _scatter(parts, blocks)
     for batch in REPORT_BATCHES:
-        for lists in (1, 2):
+        for lists in LISTS:
             _report(parts, batch, lists)
 
 
@@ -112,13 +122,13 @@ def _gather(parts: Parts, blocks: int) -> None:
     """The host's own time, by threads."""
     usual = torch.get_num_threads()
     try:
-        for threads in dict.fromkeys((*THREADS, usual)):
-            case: dict[str, Value] = {"blocks": blocks, "threads": threads}
-            if not parts.due("gather", case):
+        for threads in THREADS:
+            case = _gathered(blocks, threads)
+            if not parts.bench.due(case):
                 continue
-            torch.set_num_threads(threads)
+            torch.set_num_threads(threads or usual)
             samples = [_gather_once(parts, blocks) for _ in range(REPEATS + 1)]
-            parts.keep("gather", case, samples[1:], BY_HOST)
+            parts.keep(case, samples[1:], BY_HOST, {"threads": float(threads or usual)})
     finally:
         torch.set_num_threads(usual)
 
@@ -133,8 +143,8 @@ def _gather_once(parts: Parts, blocks: int) -> float:
 
 def _upload(parts: Parts, blocks: int) -> None:
     """One copy of what the host has just gathered."""
-    case: dict[str, Value] = {"blocks": blocks}
-    if not parts.due("upload", case):
+    case = _of_blocks("upload", blocks)
+    if not parts.bench.due(case):
         return
     samples = []
     for _ in range(REPEATS + 1):
@@ -147,13 +157,13 @@ def _upload(parts: Parts, blocks: int) -> None:
             end.record()
         torch.cuda.synchronize()
         samples.append(begin.elapsed_time(end) * 1e3)
-    parts.keep("upload", case, samples[1:], BEHIND_A_GATE)
+    parts.keep(case, samples[1:], BEHIND_A_GATE)
 
 
 def _copies(parts: Parts, blocks: int, op: str, start: Callable[[], None]) -> None:
     """Copies straight into slots, on a stream that has nothing else to do: they run while the host starts others."""
-    case: dict[str, Value] = {"blocks": blocks}
-    if not parts.due(op, case):
+    case = _of_blocks(op, blocks)
+    if not parts.bench.due(case):
         return
     samples, listed, busy = [], [], []
     for _ in range(REPEATS + 1):
@@ -174,13 +184,13 @@ def _copies(parts: Parts, blocks: int, op: str, start: Callable[[], None]) -> No
         listed.append((enlisted - begun) * 1e6)
         busy.append((started - begun) * 1e6)
     values = {"host_us": median(busy[1:]), "enlist_us": median(listed[1:])}
-    parts.keep(op, case, samples[1:], TO_THE_LAST_BYTE, values)
+    parts.keep(case, samples[1:], TO_THE_LAST_BYTE, values)
 
 
 def _scatter(parts: Parts, blocks: int) -> None:
     """The kernel alone, inside GPU memory."""
-    case: dict[str, Value] = {"blocks": blocks}
-    if not parts.due("scatter", case):
+    case = _of_blocks("scatter", blocks)
+    if not parts.bench.due(case):
         return
     lists, count = parts.lists, parts.lists.count(blocks)
     offsets = [lists.fresh(blocks) for _ in range(LAUNCHES)]
@@ -190,20 +200,15 @@ def _scatter(parts: Parts, blocks: int) -> None:
             dst = lists.dst[offset : offset + blocks]
             spread(parts.uploaded, lists.cache, parts.order[:blocks], dst, count)
 
-    parts.keep("scatter", case, replay_us(warm_and_captured(body), REPEATS, per=LAUNCHES), METHOD)
-
-
-def _entries(shape: ModelShape, batch: int) -> int:
-    """Entries of a layer's miss list."""
-    return batch * shape.kv_heads * (Config().slots + 1)
+    parts.keep(case, replay_us(warm_and_captured(body), REPEATS, per=LAUNCHES), METHOD)
 
 
 def _report(parts: Parts, batch: int, lists: int) -> None:
     """A report of ``lists`` lists, and how long it is until the GPU does what the host starts upon it."""
-    entries = _entries(parts.bench.shape, batch)
-    case: dict[str, Value] = {"entries": entries, "lists": lists}
-    if not parts.due("report", case):
+    case = _reported(parts.bench.shape, batch, lists)
+    if not parts.bench.due(case):
         return
+    entries = int(case.conditions["entries"])
     device, cuda = parts.bench.device, parts.bench.device.type == "cuda"
     told = [torch.zeros(n, dtype=torch.int32, device=device) for n in (*[entries] * lists, 1)]
     heard = [torch.zeros(x.shape, dtype=torch.int32, pin_memory=cuda) for x in told]
@@ -224,7 +229,7 @@ def _report(parts: Parts, batch: int, lists: int) -> None:
     once, after = warm_and_captured(report), warm_and_captured(something)
     after_us = median(replay_us(after, REPEATS))
     trips = [_round_trip_us(parts, once, after) for _ in range(REPEATS + 1)]
-    parts.keep("report", case, samples, METHOD, {"round_trip_us": median(trips[1:]) - after_us})
+    parts.keep(case, samples, METHOD, {"round_trip_us": median(trips[1:]) - after_us})
 
 
 def _round_trip_us(parts: Parts, report: torch.cuda.CUDAGraph, after: torch.cuda.CUDAGraph) -> float:
@@ -241,35 +246,3 @@ def _round_trip_us(parts: Parts, report: torch.cuda.CUDAGraph, after: torch.cuda
     last.record()
     torch.cuda.synchronize()
     return float(ended.elapsed_time(last)) * 1e3
-
-
-def cases(shape: ModelShape) -> Iterator[Case]:
-    """Every row that ``measure_paths`` leaves where the CUDA runtime copies in batches, but for the host's threads."""
-    for blocks in BLOCKS:
-        for threads in dict.fromkeys((*THREADS, torch.get_num_threads())):
-            yield Case("link", "gather", {"blocks": blocks, "threads": threads})
-        for op in ("upload", "blocks", "batch", "scatter"):
-            yield Case("link", op, {"blocks": blocks})
-    for batch in REPORT_BATCHES:
-        for lists in (1, 2):
-            yield Case("link", "report", {"entries": _entries(shape, batch), "lists": lists})
-
-
-def step_cases(shape: ModelShape) -> Iterator[Case]:
-    """Every row of ``measure_path_steps``."""
-    return (step("step", workload, config) for workload, config in path_cases())
-
-
-def path_cases() -> Iterator[tuple[Workload, Config]]:
-    """Whole steps by every path of the host, to hold the simulator to; grouped by what costs time to set up."""
-    for batch in STEP_BATCHES:
-        for miss in STEP_MISSES:
-            for transfer in STEP_TRANSFERS:
-                yield Workload(batch, FULL, miss), Config(transfer=transfer)
-
-
-def measure_path_steps(bench: Bench) -> None:
-    """Rows of kind ``step``, as those of ``measure_steps``: sparda by every path of the host."""
-    for workload, config in path_cases():
-        if bench.due(step("step", workload, config)):
-            measure_step(bench, workload, config, repeats=STEP_REPEATS)

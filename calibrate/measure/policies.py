@@ -113,3 +113,5 @@ def measure_residency(bench: Bench) -> None:
             continue
         samples, values = stepped(decoder, RESIDENCY_REPEATS, warmup=FILL)
         bench.keep(bench.row("residency", config.policy, case.conditions, samples, METHOD, values))
+        # The next one's slots may need the memory of these.
+        del decoder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from sparda.calibrate.measure import corun, handicap, kernels, link, paths, policies, steps, steptrace
+from sparda.calibrate.measure import corun, handicap, kernels, link, path_steps, paths, policies, steps, steptrace
 from sparda.calibrate.measure.bench import Bench, Clock, OutOfTimeError
 from sparda.calibrate.measure.estimate import Estimate, estimate
 from sparda.calibrate.measure.parts import Part
@@ -30,7 +30,7 @@ PARTS = {
         Part("corun", corun.measure_corun, 0.056, corun.cases),
         Part("steps", steps.measure_steps, 0.62, steps.cases),
         Part("paths", paths.measure_paths, 0.4, paths.cases),
-        Part("pathsteps", paths.measure_path_steps, 1.1, paths.step_cases),
+        Part("pathsteps", path_steps.measure_path_steps, 1.1, path_steps.cases),
         Part("policies", policies.measure_policies, 0.9, policies.cases, calibrates=False),
         Part("residency", policies.measure_residency, 2.5, policies.residency_cases, calibrates=False),
         Part("handicap", handicap.measure_handicap, 0.9, handicap.cases, calibrates=False),

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.cases import config_of, workload_of
-from sparda.calibrate.measure import paths
-from sparda.calibrate.measure.bench import OutOfTimeError, step_case
-from sparda.calibrate.measure.paths import Parts, measure_path_steps, measure_paths, path_cases
-from sparda.calibrate.measure.steps import _cases as step_cases
+from sparda.calibrate.measure import path_steps, paths
+from sparda.calibrate.measure.bench import OutOfTimeError
+from sparda.calibrate.measure.path_steps import measure_path_steps, path_cases
+from sparda.calibrate.measure.paths import Parts, measure_paths
+from sparda.calibrate.measure.steps import cases as steps_otherwise
 from sparda.calibrate.store import Row, Store
 from sparda.engine.copy_engine import BlockCopies
 from sparda.engine.errors import SpardaError
@@ -92,7 +93,7 @@ def test_every_part_has_one_row_a_case_with_its_samples_and_rate(gpu: Gpu, tmp_p
     by_blocks = dict.fromkeys(("upload", "blocks", "batch", "scatter"), len(FEW))
     assert counts == {**by_blocks, "gather": 3 * len(FEW), "report": 2 * len(paths.REPORT_BATCHES)}
     assert len({r.key for r in rows}) == len(rows)
-    assert {r.kind for r in rows} == {"link"}
+    assert {r.key for r in rows} == {c.key for c in paths.cases(SHAPE)}
     for r in rows:
         assert len(r.samples_us) == 2
         assert r.method
@@ -102,8 +103,8 @@ def test_every_part_has_one_row_a_case_with_its_samples_and_rate(gpu: Gpu, tmp_p
 
 
 def test_threads_are_few_many_and_the_usual_and_are_put_back(gpu: Gpu, tmp_path: Path, threads: int) -> None:
-    cases = [(r.case["blocks"], r.case["threads"]) for r in measured(tmp_path) if r.op == "gather"]
-    assert sorted(cases) == sorted((b, t) for b in FEW for t in (1, 4, threads))
+    found = [(r.case["blocks"], r.case["threads"], r.values["threads"]) for r in measured(tmp_path) if r.op == "gather"]
+    assert found == [(b, t, t or threads) for b in FEW for t in (1, 4, 0)]
     assert torch.get_num_threads() == threads
 
 
@@ -162,10 +163,11 @@ def test_steps_are_measured_by_every_path_and_are_no_cases_of_another_session_pa
     measure_path_steps(new_bench(tmp_path))
     rows = Store(tmp_path).rows()
     assert [(workload_of(r), config_of(r)) for r in rows] == cases
-    assert {(r.kind, r.op, len(r.samples_us)) for r in rows} == {("step", "sparda", paths.STEP_REPEATS)}
-    keys = {str(step_case(*case)) for case in cases}
+    assert {(r.kind, r.op, len(r.samples_us)) for r in rows} == {("step", "sparda", path_steps.REPEATS)}
+    keys = {r.key for r in rows}
+    assert keys == {c.key for c in path_steps.cases(SHAPE)}
     assert len(keys) == len(cases) == 27
-    assert keys.isdisjoint(str(step_case(*case)) for case in step_cases())
-    assert len(gpu.tiers) == len(paths.STEP_BATCHES), "tiers are made once a batch"
+    assert keys.isdisjoint(c.key for c in steps_otherwise(SHAPE))
+    assert len(gpu.tiers) == len(path_steps.BATCHES), "tiers are made once a batch"
     measure_path_steps(new_bench(tmp_path, 0.0))
     assert len(Store(tmp_path).rows()) == len(rows)

@@ -58,7 +58,7 @@ class FakeCosts:
     def places(self, op: Op, plan: Plan) -> int | None:
         return None
 
-    def issue_ns(self, plan: Plan) -> float:
+    def issue_ns(self, op: Op, plan: Plan) -> float:
         return 6000.0
 
     def join_ns(self, op: Op, plan: Plan) -> float:

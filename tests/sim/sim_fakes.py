@@ -70,7 +70,7 @@ class FakeCosts:
     def join_ns(self, op: Op, plan: Plan) -> float:
         return self.join
 
-    def issue_ns(self, plan: Plan) -> float:
+    def issue_ns(self, op: Op, plan: Plan) -> float:
         return self.issue
 
     def step_ns(self, plan: Plan) -> float:

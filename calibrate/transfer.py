@@ -1,0 +1,126 @@
+"""Costs carried over from a measured GPU to one that was not: explicit rules, and what they rest on.
+
+The rules are the same for a datasheet and for a measured GPU with part of it taken away, which is how they were tried:
+see ``calibrate.handicap``.
+
+1. Of a kernel's time, what its bytes take at the measured GPU's HBM rate changes with the HBM's; the rest (launch,
+   latency, the ends of pipelines) changes with the clock alone. No kernel of decoding is bound by arithmetic.
+2. HBM gives the measured share of its datasheet rate, and no more than the multiprocessors together can read.
+3. The link gives thread blocks the measured share of its raw rate; one CTA moves what it moves on the measured link
+   (bytes under way over the round trip), so few CTAs may not fill a wider link.
+4. What copies and compute do to each other stays as it is, in shares, for as many CTAs.
+5. Attention is cut for the target's multiprocessors, and leaves a copy what is then free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sparda.calibrate.costs import Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
+from sparda.calibrate.datasheet import Datasheet, datasheets
+from sparda.calibrate.profile import DATASHEET, MEASURED, ErrorBand, Profile
+from sparda.engine.errors import SpardaError
+from sparda.sim.costs import Machine
+
+RULES = (
+    "of a kernel's time, the bytes' part changes with HBM and the rest with the clock",
+    "HBM and link give the share of their datasheet rates that was measured on the base",
+    "a copying thread block moves what it moves on the base; compute and copies slow each other as there",
+)
+
+UNKNOWN = ErrorBand(count=0, median=0.0, p90=0.0, p95=0.0, worst=0.0, bias=0.0, spread=0.0)
+
+
+def carried(costs: FittedCosts, target: Machine, clock: float = 1.0) -> FittedCosts:
+    """``costs`` on ``target``. ``clock``: the target's clock over that of the measured GPU."""
+    machine, fitted = costs.machine, costs.fitted
+    ratio = machine.hbm_gb_s / hbm_of(target)
+    transfer = tuple(_on_link(curve, machine, target) for curve in fitted.transfer)
+    made = Fitted(
+        kernels={kind: _kernel(cost, machine.hbm_gb_s, ratio, clock) for kind, cost in fitted.kernels.items()},
+        transfer=transfer,
+        beside=_in_shares(fitted.beside, fitted.transfer, transfer),
+        in_order=_in_shares({"": fitted.in_order}, fitted.transfer, transfer)[""],
+        start_ns=fitted.start_ns,
+        lanes=tuple((batch, ns / clock) for batch, ns in fitted.lanes),
+        launches=tuple((batch, ns / clock) for batch, ns in fitted.launches),
+        step_ns=fitted.step_ns,
+        paths=fitted.paths,
+    )
+    return FittedCosts(replace(target, hbm_gb_s=hbm_of(target)), made)
+
+
+def hbm_of(machine: Machine) -> float:
+    """GB/s that its multiprocessors can read together, at most what its memory gives."""
+    if not machine.sm_read_gb_s:
+        return machine.hbm_gb_s
+    return min(machine.hbm_gb_s, machine.sms * machine.sm_read_gb_s)
+
+
+def _kernel(cost: KernelCost, hbm_gb_s: float, ratio: float, clock: float) -> KernelCost:
+    def scaled(ns: float, moved: float) -> float:
+        by_bytes = min(ns, moved / hbm_gb_s)
+        return by_bytes * ratio + (ns - by_bytes) / clock
+
+    rows = zip(cost.ns, cost.hbm_bytes, strict=True)
+    return replace(cost, ns=tuple(tuple(map(scaled, ns, moved)) for ns, moved in rows))
+
+
+def _on_link(curve: CtaCurve, machine: Machine, target: Machine) -> CtaCurve:
+    """A copy's rates on the target's link: in proportion to the CTAs until that is full."""
+    per_cta = max(value / ctas for ctas, value in zip(curve.ctas, curve.values, strict=True))
+    wider = target.link_h2d_gb_s > machine.link_h2d_gb_s
+
+    def rate(ctas: int, value: float) -> float:
+        return min(target.link_h2d_gb_s, ctas * per_cta if wider else value)
+
+    return replace(curve, values=tuple(map(rate, curve.ctas, curve.values)))
+
+
+def _in_shares(
+    beside: Mapping[str, tuple[Beside, ...]], old: tuple[CtaCurve, ...], new: tuple[CtaCurve, ...]
+) -> dict[str, tuple[Beside, ...]]:
+    """The copy's rates beside each kind: the same share of what it moves alone."""
+
+    def curve(c: CtaCurve) -> CtaCurve:
+        shares = [min(1.0, v / at_depth(old, c.stages, n)) for n, v in zip(c.ctas, c.values, strict=True)]
+        return replace(c, values=tuple(s * at_depth(new, c.stages, n) for n, s in zip(c.ctas, shares, strict=True)))
+
+    return {kind: tuple(replace(b, gb_s=tuple(map(curve, b.gb_s))) for b in rows) for kind, rows in beside.items()}
+
+
+def transferred(base: Profile, sheet: Datasheet) -> Profile:
+    """A profile of the datasheet's machine, of tier "datasheet": ``base`` carried over. Its error is not known.
+
+    Raises SpardaError where the base has no datasheet to compare to.
+    """
+    known = datasheets().get(base.name.removesuffix(f".{MEASURED}"))
+    if known is None:
+        raise SpardaError(
+            f"{base.name} has no datasheet in machines.toml, so no share of its rates can be carried over."
+        )
+    measured, clock = base.machine, sheet.boost_clock_mhz / known.boost_clock_mhz
+    link = sheet.link_gb_s / known.link_gb_s
+    # A CTA's rate follows from the round trip; where the link's is known, from that.
+    target = Machine(
+        name=sheet.profile_name,
+        gpu=sheet.gpu,
+        sms=sheet.sms,
+        hbm_gb_s=round(measured.hbm_gb_s * sheet.hbm_gb_s / known.hbm_gb_s, 1),
+        link_h2d_gb_s=round(measured.link_h2d_gb_s * link, 2),
+        link_d2h_gb_s=round(measured.link_d2h_gb_s * link, 2),
+        hbm_capacity_bytes=int(sheet.hbm_gib * 2**30),
+        host_pinned_bytes=measured.host_pinned_bytes,
+        engine_h2d_gb_s=round(measured.engine_h2d_gb_s * link, 2),
+        sm_read_gb_s=round(measured.sm_read_gb_s * clock, 1),
+    )
+    return replace(
+        base,
+        name=sheet.profile_name,
+        tier=DATASHEET,
+        machine=target,
+        band=UNKNOWN,
+        sessions=(),
+        costs=carried(base.costs, target, clock),
+    )
