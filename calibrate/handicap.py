@@ -41,15 +41,16 @@ class Handicapped:
 
 
 def left_of(machine: Machine, held_sms: int, hbm_ctas: int, copied: bool) -> Machine:
-    """What is left of a machine beside rivals: their demands are known before anything is measured beside them.
+    """What is left of a machine beside rivals, whose demands are known before anything is measured beside them.
 
-    A copy engine asks for all it can get, readers of GPU memory for what a multiprocessor reads. Both are shared
-    max-min fair with what the steps ask for, all of it.
+    A copy engine asks for all it can get of the link, which is shared max-min fair. GPU memory serves what is asked of
+    it in the order of asking, so readers that ask for more than there is left get a share in proportion to what they
+    ask for: each for what a multiprocessor reads alone.
     """
-    link = machine.link_h2d_gb_s
+    link, hbm = machine.link_h2d_gb_s, machine.hbm_gb_s
     if copied:
         link, _ = max_min_share([link, machine.engine_h2d_gb_s], machine.engine_h2d_gb_s)
-    hbm, _ = max_min_share([machine.hbm_gb_s, hbm_ctas * machine.sm_read_gb_s], machine.hbm_gb_s)
+    hbm *= machine.hbm_gb_s / (machine.hbm_gb_s + hbm_ctas * machine.sm_read_gb_s)
     return replace(machine, sms=machine.sms - held_sms - hbm_ctas, link_h2d_gb_s=link, hbm_gb_s=hbm)
 
 
@@ -65,6 +66,6 @@ def handicapped(rows: Iterable[Row], costs: FittedCosts, shape: ModelShape, spec
         if not (held or readers or copied):
             continue
         plan = make_plan(shape, spec, workload_of(row), config_of(row))
-        left = carried(costs, left_of(costs.machine, held, readers, copied))
+        left = carried(costs, left_of(costs.machine, held, readers, copied), shape)
         found.append(Handicapped(row, row.us, play(plan, left).step_us))
     return found

@@ -9,7 +9,8 @@ see ``calibrate.handicap``.
 3. The link gives thread blocks the measured share of its raw rate; one CTA moves what it moves on the measured link
    (bytes under way over the round trip), so few CTAs may not fill a wider link.
 4. What copies and compute do to each other stays as it is, in shares, for as many CTAs.
-5. Attention is cut for the target's multiprocessors, and leaves a copy what is then free.
+5. Kernels are cut for the target's multiprocessors, and take as many turns as that makes (``calibrate.waves``); what
+   scoring takes beyond its bytes' part is work that they all share.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sparda.calibrate.costs import Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
+from sparda.calibrate.costs import ATTENTIONS, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
 from sparda.calibrate.datasheet import Datasheet, datasheets
 from sparda.calibrate.profile import DATASHEET, MEASURED, ErrorBand, Profile
+from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import ModelShape, model_named
 from sparda.sim.costs import Machine
+
+SCORES = ("score", "headscore", "partial_score")
+"""Kinds whose time beyond their bytes' is work of all multiprocessors alike."""
 
 RULES = (
     "of a kernel's time, the bytes' part changes with HBM and the rest with the clock",
@@ -32,13 +38,14 @@ RULES = (
 UNKNOWN = ErrorBand(count=0, median=0.0, p90=0.0, p95=0.0, worst=0.0, bias=0.0, spread=0.0)
 
 
-def carried(costs: FittedCosts, target: Machine, clock: float = 1.0) -> FittedCosts:
-    """``costs`` on ``target``. ``clock``: the target's clock over that of the measured GPU."""
+def carried(costs: FittedCosts, target: Machine, shape: ModelShape, clock: float = 1.0) -> FittedCosts:
+    """``costs`` of decoding ``shape`` on ``target``. ``clock``: the target's over that of the measured GPU."""
     machine, fitted = costs.machine, costs.fitted
-    ratio = machine.hbm_gb_s / hbm_of(target)
+    target = replace(target, hbm_gb_s=hbm_of(target))
+    kernels = {kind: _kernel(kind, cost, machine, target, shape, clock) for kind, cost in fitted.kernels.items()}
     transfer = tuple(_on_link(curve, machine, target) for curve in fitted.transfer)
     made = Fitted(
-        kernels={kind: _kernel(cost, machine.hbm_gb_s, ratio, clock) for kind, cost in fitted.kernels.items()},
+        kernels=kernels,
         transfer=transfer,
         beside=_in_shares(fitted.beside, fitted.transfer, transfer),
         in_order=_in_shares({"": fitted.in_order}, fitted.transfer, transfer)[""],
@@ -48,7 +55,7 @@ def carried(costs: FittedCosts, target: Machine, clock: float = 1.0) -> FittedCo
         step_ns=fitted.step_ns,
         paths=fitted.paths,
     )
-    return FittedCosts(replace(target, hbm_gb_s=hbm_of(target)), made)
+    return FittedCosts(target, made)
 
 
 def hbm_of(machine: Machine) -> float:
@@ -58,13 +65,29 @@ def hbm_of(machine: Machine) -> float:
     return min(machine.hbm_gb_s, machine.sms * machine.sm_read_gb_s)
 
 
-def _kernel(cost: KernelCost, hbm_gb_s: float, ratio: float, clock: float) -> KernelCost:
-    def scaled(ns: float, moved: float) -> float:
-        by_bytes = min(ns, moved / hbm_gb_s)
-        return by_bytes * ratio + (ns - by_bytes) / clock
+def _kernel(
+    kind: str, cost: KernelCost, machine: Machine, target: Machine, shape: ModelShape, clock: float
+) -> KernelCost:
+    def ns_at(batch: float, second: float, ns: float, moved: float) -> float:
+        by_bytes = min(ns, moved / machine.hbm_gb_s)
+        scaled = by_bytes * machine.hbm_gb_s / target.hbm_gb_s + (ns - by_bytes) / clock
+        if kind in LINEARS:
+            # The bytes' part is in these turns.
+            turns = [linear_ns(kind, int(batch), shape, m) for m in (target, machine)]
+            even = [moved / m.hbm_gb_s for m in (target, machine)]
+            return scaled + (turns[0] - even[0]) - (turns[1] - even[1])
+        if kind in ATTENTIONS:
+            turns_then, turns_now = (attention_turns(int(batch), int(second), shape, m.sms) for m in (machine, target))
+            return max(scaled, ns / clock * turns_now / turns_then)
+        if kind in SCORES:
+            return scaled + (ns - by_bytes) / clock * (machine.sms / target.sms - 1)
+        return scaled
 
-    rows = zip(cost.ns, cost.hbm_bytes, strict=True)
-    return replace(cost, ns=tuple(tuple(map(scaled, ns, moved)) for ns, moved in rows))
+    def line(batch: float, ns: tuple[float, ...], moved: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(ns_at(batch, *at) for at in zip(cost.seconds, ns, moved, strict=True))
+
+    table = zip(cost.batches, cost.ns, cost.hbm_bytes, strict=True)
+    return replace(cost, ns=tuple(line(*at) for at in table))
 
 
 def _on_link(curve: CtaCurve, machine: Machine, target: Machine) -> CtaCurve:
@@ -122,5 +145,5 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         machine=target,
         band=UNKNOWN,
         sessions=(),
-        costs=carried(base.costs, target, clock),
+        costs=carried(base.costs, target, model_named(base.model), clock),
     )

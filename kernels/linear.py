@@ -7,66 +7,21 @@ kernel of the step adds up: no kernel of its own, no atomics, the same bits ever
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from sparda.kernels.launch import dependent, multiprocessors
+from sparda.kernels.tilings import MAX_ROWS, ROWS, Tiling, splits_of, tiling_for
 
-MAX_ROWS = 128
-"""Rows (sequences) that one thread block takes; more rows read the weights again."""
-ROWS = 64
-"""Weight rows of a narrow tile: what one warp group's tensor cores take."""
-MAX_SPLITS = 8
-LEAST_DEPTH = 256
-"""Products that a part of a split sum has at the least."""
-LONG = 8192
-"""Columns from which a split sum is cut into twice as many parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How a linear is cut: ``rows`` weight rows by ``depth`` columns at a time, ``splits`` parts of the sum.
-
-    ``stages``: depth of the pipeline of loads.
-    """
-
-    rows: int
-    depth: int
-    splits: int
-    stages: int
-    warps: int
-
-
-def splits_of(rows: int, columns: int, sms: int) -> int:
-    """Parts to cut a sum of ``columns`` products into, for ``rows`` weight rows on ``sms`` multiprocessors.
-
-    As few as give every multiprocessor a thread block; twice that for long sums, whose thread blocks then end closer
-    together. Source: the fastest of many tilings of MiniCPM4.1-8B's linears on an H200.
-    """
-    tiles, splits = triton.cdiv(rows, ROWS), 1
-    while tiles * splits < 0.95 * sms and splits < MAX_SPLITS and columns // (2 * splits) >= LEAST_DEPTH:
-        splits *= 2
-    return 2 * splits if columns >= LONG and splits > 1 else splits
+__all__ = ["Tiling", "linear", "linear_parts", "splits_of", "swiglu", "tiling_of"]
 
 
 def tiling_of(rows: int, x: torch.Tensor, *, splits: int, gated: bool = False) -> Tiling:
-    """The tiling for ``rows`` output columns of a product with x [B, K]. Source: as for ``splits_of``."""
+    """The tiling for ``rows`` output columns of a product with x [B, K]; see ``tiling_for``."""
     batch, columns = x.shape
-    if x.dtype != torch.bfloat16 or columns < 8 * ROWS:
-        return Tiling(ROWS, 32, splits, 2, 4)
-    sms = multiprocessors(x)
-    blocks = triton.cdiv(rows, ROWS) * splits
-    # Wide tiles where narrow ones would give some multiprocessors two thread blocks and the others one, and where
-    # the activations that each thread block reads again are no longer small beside its weights.
-    wide = not gated and (sms < blocks < 1.5 * sms or (batch > 32 and blocks >= 1.5 * sms))
-    if batch > 64:
-        return Tiling(2 * ROWS if wide else ROWS, 64, splits, 3, 4)
-    if wide:
-        return Tiling(2 * ROWS, 128, splits, 4 if splits == 1 else 3, 8 if splits == 1 else 4)
-    return Tiling(ROWS, 128, splits, 3 if gated and batch <= 32 else 4, 4)
+    narrow = x.dtype != torch.bfloat16 or columns < 8 * ROWS
+    return tiling_for(rows, columns, batch, multiprocessors(x), splits=splits, gated=gated, narrow=narrow)
 
 
 @triton.jit

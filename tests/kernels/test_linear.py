@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.kernels.linear import MAX_SPLITS, Tiling, linear, linear_parts, splits_of, swiglu, tiling_of
+from sparda.kernels.linear import Tiling, linear, linear_parts, splits_of, swiglu, tiling_of
+from sparda.kernels.tilings import MAX_SPLITS
 
 SHAPES = [(1, 1, 16), (4, 96, 576), (3, 100, 130), (17, 64, 1536), (130, 192, 64), (2, 4864, 96)]
 """(batch, output columns, input columns)"""
