@@ -11,10 +11,14 @@ from sparda.calibrate.costs import Fitted, FittedCosts, KernelCost
 from sparda.calibrate.fit_copies import fit_beside, fit_lanes, fit_transfer, longest_copies
 from sparda.calibrate.fit_kernels import fit_graph, fit_kernels
 from sparda.calibrate.fit_paths import fit_paths
-from sparda.calibrate.holdout import error_band, held_out
+from sparda.calibrate.holdout import coverage, error_band, held_out, held_out_rows
+from sparda.calibrate.interval import Intervals
+from sparda.calibrate.judged import Judged
 from sparda.calibrate.leave_one_out import leave_one_out
 from sparda.calibrate.profile import Profile, profile_json
+from sparda.calibrate.residuals import residuals
 from sparda.calibrate.store import Store
+from sparda.calibrate.terms import terms
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import write_text
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
@@ -89,7 +93,8 @@ AXES = (
 def calibrate(folder: Path, name: str) -> Profile:
     """Fit a profile to the rows in ``folder``, judge it on the whole steps there, and write ``profile.json``.
 
-    Raises SpardaError where rows are missing.
+    Takes some ten seconds per hundred steps: each is played on every draw of its interval. Raises SpardaError where
+    rows are missing.
     """
     store = Store(folder)
     fitted_to = {r.session for kind in FITTED_TO for r in store.rows(kind)}
@@ -98,22 +103,29 @@ def calibrate(folder: Path, name: str) -> Profile:
         raise SpardaError(f"{folder} must hold the rows of one model, found {', '.join(sorted(models)) or 'none'}.")
     shape, spec = model_named(models.pop()), SparseSpec()
     costs = fit(name, store, shape, spec)
-    steps = store.latest("step")
+    steps, carried_by_host = held_out_rows(store)
     if not steps:
         raise SpardaError(f"{folder} has no whole steps to judge the fit by; run `sparda measure --parts steps`.")
+    found = held_out(steps, costs, shape, spec)
+    corun = store.latest("corun")
+    left = residuals(costs, corun, shape, spec)
     profile = Profile(
         name=name,
         tier="measured",
         machine=costs.machine,
         model=shape.name,
-        band=error_band(held_out(steps, costs, shape, spec)),
-        errors=leave_one_out(
-            costs.fitted, store.latest("kernel"), store.latest("corun"), longest_copies(store.latest("link"))
-        ),
+        band=error_band(found),
+        errors=leave_one_out(costs.fitted, store.latest("kernel"), corun, longest_copies(store.latest("link"))),
         envelope={a: (min(r.number(a) for r in steps), max(r.number(a) for r in steps)) for a in AXES},
         sessions=tuple(sorted({r.session for r in store.rows()})),
         costs=costs,
         folder=folder,
+        judged=Judged(
+            by_host=error_band(held_out(carried_by_host, costs, shape, spec)),
+            residuals=left,
+            coverage=coverage(found, Intervals(costs, left), shape, spec) if left.layers else None,
+            terms=terms(steps, costs, shape, spec),
+        ),
     )
     write_text(folder / "profile.json", profile_json(profile))
     return profile

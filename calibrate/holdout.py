@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from sparda.calibrate.cases import config_of, workload_of
-from sparda.calibrate.profile import ErrorBand
-from sparda.calibrate.store import Row
+from sparda.calibrate.interval import Intervals
+from sparda.calibrate.judged import NO_BAND, ErrorBand
+from sparda.calibrate.store import Row, Store
 from sparda.engine.config import Config, Workload
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -32,6 +33,21 @@ class HeldOut:
         return self.predicted_us / self.measured_us - 1.0
 
 
+HELD_OUT = ("step", "policy")
+"""Kinds of rows that are whole steps and never fitted."""
+
+
+def by_host(row: Row) -> bool:
+    """Whether the host carries the step's blocks: in Python, with a spread of its own."""
+    return config_of(row).path not in ("", "uva")
+
+
+def held_out_rows(store: Store) -> tuple[list[Row], list[Row]]:
+    """Every measured whole step: those that the GPU does by itself, and those with work of the host in them."""
+    rows = [r for kind in HELD_OUT for r in store.latest(kind) if r.us > 0]
+    return [r for r in rows if not by_host(r)], [r for r in rows if by_host(r)]
+
+
 def held_out(rows: Iterable[Row], costs: CostModel, shape: ModelShape, spec: SparseSpec) -> list[HeldOut]:
     """Simulate every row's configuration. None of these rows had a part in ``costs``."""
     found = []
@@ -44,6 +60,8 @@ def held_out(rows: Iterable[Row], costs: CostModel, shape: ModelShape, spec: Spa
 
 def error_band(steps: Sequence[HeldOut]) -> ErrorBand:
     """Errors over all steps; quantiles by rank, nothing interpolated away."""
+    if not steps:
+        return NO_BAND
     errors = sorted(abs(s.error) for s in steps)
 
     def rank(share: float) -> float:
@@ -58,3 +76,12 @@ def error_band(steps: Sequence[HeldOut]) -> ErrorBand:
         bias=median(s.error for s in steps),
         spread=median(s.spread for s in steps),
     )
+
+
+def coverage(steps: Sequence[HeldOut], intervals: Intervals, shape: ModelShape, spec: SparseSpec) -> float | None:
+    """The share of steps that lie inside the interval of their prediction; None without steps."""
+    inside = 0
+    for step in steps:
+        low, high = intervals.of(make_plan(shape, spec, step.workload, step.config))
+        inside += low <= step.measured_us <= high
+    return inside / len(steps) if steps else None

@@ -108,6 +108,21 @@ def leave_one_out(fitted: Fitted, kernels: Sequence[Row], corun: Sequence[Row], 
 
 def kernel_errors(cost: KernelCost, spread: float | None) -> KernelErrors:
     """Errors of one kind's table; ``spread`` is its rows', as a share."""
+    by_batch, by_second = _trials(cost)
+    return KernelErrors(
+        _left_out([e for e, _ in by_batch], spread),
+        _left_out([e for e, _ in by_second], spread),
+        _duel(by_batch + by_second, spread),
+    )
+
+
+def left_out_ratios(cost: KernelCost) -> list[float]:
+    """Predicted over measured of every point of a table that lies between others, left out."""
+    return [1.0 + error for trials in _trials(cost) for error, _ in trials]
+
+
+def _trials(cost: KernelCost) -> tuple[Trials, Trials]:
+    """A table's trials, left out by batch and along the second axis."""
     by_batch: Trials = []
     for i in _inner(cost.batches):
         rest = replace(cost, batches=_drop(cost.batches, i), ns=_drop(cost.ns, i), hbm_bytes=_drop(cost.hbm_bytes, i))
@@ -117,11 +132,7 @@ def kernel_errors(cost: KernelCost, spread: float | None) -> KernelErrors:
         ns, hbm_bytes = (tuple(_drop(line, j) for line in table) for table in (cost.ns, cost.hbm_bytes))
         rest = replace(cost, seconds=_drop(cost.seconds, j), ns=ns, hbm_bytes=hbm_bytes)
         by_second += _kernel_trials(cost, rest, [(i, j) for i in range(len(cost.batches))])
-    return KernelErrors(
-        _left_out([e for e, _ in by_batch], spread),
-        _left_out([e for e, _ in by_second], spread),
-        _duel(by_batch + by_second, spread),
-    )
+    return by_batch, by_second
 
 
 def _kernel_trials(cost: KernelCost, rest: KernelCost, points: Sequence[tuple[int, int]]) -> Trials:

@@ -10,6 +10,8 @@ from typing import cast
 
 from sparda.calibrate.costs import FittedCosts
 from sparda.calibrate.datasheet import Datasheet, datasheet_named, datasheets, refuse_other_vendor
+from sparda.calibrate.interval import Intervals
+from sparda.calibrate.judged import UNJUDGED, ErrorBand, Judged
 from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.store import Store
 from sparda.engine.errors import SpardaError
@@ -18,28 +20,13 @@ from sparda.engine.plan import Plan
 from sparda.sim.costs import Machine
 
 SHIPPED = Path(__file__).parent / "profiles"
-SCHEMA = 1
+SCHEMA = 2
 
 MEASURED, DATASHEET = "measured", "datasheet"
 """Tiers: fitted to rows of the GPU itself, or carried over from the base by what a datasheet prints."""
 
 BASE = "h200-sxm.measured"
 """The shipped profile from which those of the datasheet tier are built."""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorBand:
-    """Held-out errors of whole steps, as shares of the measured time: |predicted / measured - 1|."""
-
-    count: int
-    median: float
-    p90: float
-    p95: float
-    worst: float
-    bias: float
-    """Median signed error: above 0 where the model is too slow."""
-    spread: float
-    """Median run-to-run spread of the measured steps themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +46,14 @@ class Profile:
     sessions: tuple[str, ...]
     costs: FittedCosts
     folder: Path
+    judged: Judged = UNJUDGED
+    """What else the measured steps and rows say about the predictions."""
+
+    @property
+    def intervals(self) -> Intervals | None:
+        """What tells the interval of a prediction; None where nothing was left to judge by."""
+        left = self.judged.residuals
+        return Intervals(self.costs, left) if left.layers else None
 
     @property
     def label(self) -> str:
@@ -156,6 +151,7 @@ def _stored(folder: Path) -> Profile:
             sessions=tuple(cast(list[str], data["sessions"])),
             costs=FittedCosts.from_plain(machine, cast(dict[str, object], data["costs"]), where=f"{path}: costs"),
             folder=folder,
+            judged=read(Judged, cast(Mapping[str, object], data["judged"]), where=f"{path}: judged"),
         )
     except KeyError as e:
         raise SpardaError(f"{path}: key {e} is missing; calibrate again with `sparda calibrate`.") from None
@@ -178,5 +174,6 @@ def profile_json(profile: Profile) -> str:
         "envelope": {k: list(v) for k, v in profile.envelope.items()},
         "sessions": list(profile.sessions),
         "costs": profile.costs.to_plain(),
+        "judged": to_plain(profile.judged),
     }
     return json.dumps(data, indent=1) + "\n"

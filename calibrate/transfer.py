@@ -20,7 +20,8 @@ from dataclasses import replace
 
 from sparda.calibrate.costs import ATTENTIONS, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
 from sparda.calibrate.datasheet import Datasheet, datasheets
-from sparda.calibrate.profile import DATASHEET, MEASURED, ErrorBand, Profile
+from sparda.calibrate.judged import NO_BAND, UNJUDGED
+from sparda.calibrate.profile import DATASHEET, MEASURED, Profile
 from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape, model_named
@@ -34,8 +35,6 @@ RULES = (
     "HBM and link give the share of their datasheet rates that was measured on the base",
     "a copying thread block moves what it moves on the base; compute and copies slow each other as there",
 )
-
-UNKNOWN = ErrorBand(count=0, median=0.0, p90=0.0, p95=0.0, worst=0.0, bias=0.0, spread=0.0)
 
 
 def carried(costs: FittedCosts, target: Machine, shape: ModelShape, clock: float = 1.0) -> FittedCosts:
@@ -143,7 +142,8 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         name=sheet.profile_name,
         tier=DATASHEET,
         machine=target,
-        band=UNKNOWN,
+        band=NO_BAND,
         sessions=(),
+        judged=UNJUDGED,
         costs=carried(base.costs, target, model_named(base.model), clock),
     )
