@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparda.calibrate.holdout import HeldOut, error_band, held_out
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
-from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.policies import make_plan
 from sparda.explore.cells import CellVerdict
+from sparda.explore.evidence_model import ModelEvidence
 from sparda.explore.evidence_steps import compared, parity, steps
-from sparda.explore.figures import LIVE, Figure, Rows
+from sparda.explore.figures import Figure
 from sparda.explore.text import count
 from sparda.explore.validate import FILE, read_cells, verdicts
-from sparda.sim.speed import steps_per_second
-
-FEW = 4
-"""CTAs up to which a copy finds places beside attention at once; what the search picks lies there."""
 
 
-class _Evidence(Rows):
-    """Figures of the link, of the simulator and of the search."""
-
-    def __init__(self, profile: Profile, seconds: float) -> None:
-        super().__init__(profile)
-        self.seconds = seconds
+class _Evidence(ModelEvidence):
+    """Figures of the link and of the search besides those of the model."""
 
     def share(self, case: str, target: float) -> Figure:
         """Best rate of a 2-CTA prefetch over the plateau of the link, both with blocks read in place by the GPU."""
@@ -43,31 +33,6 @@ class _Evidence(Rows):
         used = [*two, plateau] if plateau and plateau not in two else two
         return self.figure(value, "fraction of the UVA plateau", target, True, used, conditions)
 
-    def held_out(self) -> dict[str, Figure]:
-        """Errors of simulated whole steps against measured ones that no cost was fitted to."""
-        steps = self._held_out()
-        band = error_band(steps) if steps else None
-        worst = max(steps, key=lambda h: abs(h.error), default=None)
-        few = [h for h in steps if h.config.prefetch_ctas <= FEW]
-        where = f"worst: batch {worst.workload.batch}, {worst.config.policy}" if worst else "no rows"
-        text = "measured whole steps, simulated from kernel, link and co-run rows alone"
-
-        def held(value: float | None, unit: str, target: float | None, higher: bool, more: str = "") -> Figure:
-            return self.figure(value, unit, target, higher, self.steps, f"{text}{more}")
-
-        unit = "share of the measured step"
-        return {
-            "heldout.steps.count": held(float(len(steps)), "steps", 40, True),
-            "heldout.steps.median": held(band.median if band else None, unit, 0.05, False),
-            "heldout.steps.max": held(band.worst if band else None, unit, 0.15, False, f"; {where}"),
-            "heldout.steps.max.few_ctas": held(
-                max((abs(h.error) for h in few), default=None), unit, None, False, f"; {len(few)} of up to {FEW} CTAs"
-            ),
-        }
-
-    def _held_out(self) -> list[HeldOut]:
-        return held_out([r for r in self.steps if r.us > 0], self.profile.costs, self.shape, self.spec)
-
     def cells(self) -> list[CellVerdict]:
         path = self.profile.folder / FILE
         return verdicts(read_cells(path), self.judging) if path.exists() and self.judging else []
@@ -83,7 +48,7 @@ class _Evidence(Rows):
             "regret.max": self.figure(
                 worst.regret if worst else None,
                 "share of the best measured step",
-                0.03,
+                0.01,
                 False,
                 self.judging,
                 f"{text}; worst: {_cell_text(worst)}" if worst else text,
@@ -97,12 +62,6 @@ class _Evidence(Rows):
                 f"{text}; most: {_cell_text(most)}" if most else text,
             ),
         }
-
-    def speed(self) -> Figure:
-        plan = make_plan(self.shape, self.spec, Workload(), Config())
-        value = steps_per_second(plan, self.profile.costs, self.seconds)
-        text = f"one core of this machine, {len(plan.ops)} operations a step, measured for {self.seconds:g} s"
-        return Figure(value, "steps/s", None, True, 0, text, LIVE)
 
 
 def _gb_s(row: Row) -> float:
@@ -129,7 +88,9 @@ def evidence(profile: Profile, seconds: float = 1.0, each: Callable[[], None] = 
         lambda: parity(known),
         known.held_out,
         known.validated,
-        lambda: {"sim.steps_per_s": known.speed()},
+        known.handicap,
+        known.machines,
+        known.speed,
     ]
     for part in parts:
         try:

@@ -12,7 +12,7 @@ from sparda.explore.table import CtaTable
 
 YOURS = "measured where you run it"
 """Stands for the value of a figure that belongs to the reader's machine, not to the profile's."""
-COUNTS = ("steps", "policies", "prompts", "tokens", "sequences")
+COUNTS = ("steps", "policies", "prompts", "tokens", "sequences", "machines")
 """Units of figures that are whole numbers."""
 
 WORDS = {True: "met", False: "**not met**", None: ""}
@@ -36,6 +36,10 @@ def _value(value: float, unit: str) -> str:
         return f"{value:.2f} ms"
     if unit == "times":
         return f"{value:.2f} times"
+    if unit == "Kendall's tau":
+        return f"{value:.2f}"
+    if unit.endswith("/s"):
+        return f"{value:.0f} {unit}"
     return f"{value:.0f}" if unit in COUNTS else f"{value:.1%}"
 
 
