@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from math import hypot, log
 from statistics import median
 
-from sparda.calibrate.profile import ErrorBand, Profile
+from sparda.calibrate.judged import ErrorBand
+from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row, Value, grouped
 from sparda.engine.loader import to_plain
 

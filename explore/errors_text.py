@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.leave_one_out import CorunErrors, Duel, Errors, LeftOut
-from sparda.calibrate.profile import ErrorBand
 from sparda.explore.text import columns, percent, wrapped
 
 

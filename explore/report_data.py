@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.holdout import HeldOut, error_band
-from sparda.calibrate.profile import ErrorBand, Profile
+from sparda.calibrate.judged import ErrorBand
+from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError

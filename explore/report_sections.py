@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparda.calibrate.profile import ErrorBand
+from sparda.calibrate.judged import ErrorBand
 from sparda.explore import report_plots as plots
 from sparda.explore.blame import JOIN, exposed_ns
 from sparda.explore.predict import Prediction, prediction_label

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from sparda.calibrate.costs import Fitted, FittedCosts
+from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
-from sparda.calibrate.profile import ErrorBand, Profile, load_profile, measured_names, profile_json
+from sparda.calibrate.profile import Profile, load_profile, measured_names, profile_json
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Plan

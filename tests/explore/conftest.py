@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from sparda.calibrate import profile as profile_module
+from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
-from sparda.calibrate.profile import ErrorBand, Profile
+from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row, Store
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import Op, Plan

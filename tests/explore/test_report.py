@@ -13,8 +13,9 @@ from pathlib import Path
 import plotly.offline
 import pytest
 
+from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.leave_one_out import Errors
-from sparda.calibrate.profile import ErrorBand, Profile
+from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
