@@ -14,6 +14,7 @@ from sparda.engine.plan import COPY, HOST, Op, Plan
 from sparda.sim.costs import CostModel
 from sparda.sim.fluid import ROUNDING_NS, FluidMachine
 from sparda.sim.rates import Loads, Role
+from sparda.sim.steady import shortened
 from sparda.sim.timeline import Span, Timeline
 
 UNPLAYED = -1
@@ -99,8 +100,16 @@ def play(plan: Plan, costs: CostModel, issue_ns: int = 0) -> Timeline:
     An operation starts when its stream's last one has ended and all it waits for has ended; where it waits for
     other streams, ``join_ns`` later. A step with work of the host in it is issued action by action, which takes the
     host the time that the costs say; one that is in no graph at all operation by operation, ``issue_ns`` each. The
-    host runs ahead of the GPU where it can. Raises SpardaError where some operation can never run.
+    host runs ahead of the GPU where it can. Layers that repeat each other are simulated once (``sim.steady``). Raises
+    SpardaError where some operation can never run.
     """
+    if issue_ns or HOST in plan.streams:
+        return play_whole(plan, costs, issue_ns)
+    return shortened(plan, lambda short: play_whole(short, costs)) or play_whole(plan, costs)
+
+
+def play_whole(plan: Plan, costs: CostModel, issue_ns: int = 0) -> Timeline:
+    """``play`` without any shortcut: every layer simulated."""
     player = _Player(plan, costs, issue_ns)
     streams: dict[str, list[Op]] = {}
     for op in plan.ops:
