@@ -25,12 +25,13 @@ from sparda.calibrate.costs import (
     interpolate,
 )
 from sparda.calibrate.profile import load_profile
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import FETCHING, POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Op, Plan, Work
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.sim.costs import Machine
+from sparda.sim.player import play
 
 SHAPE = MODELS["minicpm4.1-8b"]
 DENSE_KINDS = (
@@ -116,6 +117,19 @@ def test_only_policies_whose_every_kind_was_measured_can_be_priced() -> None:
         kinds = {op.kind for op in make_plan(SHAPE, SparseSpec(), Workload(), Config(policy))} - {"prefetch"}
         by_host = BY_HOST if shipped.fitted.paths else ()
         assert (policy in shipped.policies(plan)) == (kinds <= {*shipped.fitted.kernels, *by_host})
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_shipped_profile_prices_every_policy_by_every_path(policy: str, transfer: str) -> None:
+    config = Config(policy, transfer=transfer if policy in FETCHING else "uva")
+    plan = make_plan(SHAPE, SparseSpec(), Workload(), config)
+    shipped = load_profile("h200-sxm.measured").costs
+    timeline = play(plan, shipped)
+    assert all(span.ns > 0 for span in timeline.spans)
+    assert timeline.makespan_ns >= sum(op.work.h2d_bytes for op in plan) / max(
+        shipped.machine.link_h2d_gb_s, shipped.machine.engine_h2d_gb_s
+    )
 
 
 def test_more_bytes_than_the_table_knows_take_longer_in_proportion_and_fewer_no_less() -> None:

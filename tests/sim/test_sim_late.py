@@ -103,6 +103,23 @@ def test_places_that_one_copy_has_taken_are_gone_for_the_next() -> None:
     assert [s.end_ns for s in timeline.spans[1:]] == [ceil(BLOCK_BYTES / 2.5), 2000 + ceil(BLOCK_BYTES / 2.5)]
 
 
+class ByKind(FakeCosts):
+    """Room for eight beside a biased attention."""
+
+    def places(self, op: Op, plan: Plan) -> int | None:
+        return 8 if op.kind == "biased_attention" else super().places(op, plan)
+
+
+def test_of_two_attentions_late_ones_wait_for_the_one_with_the_least_room_and_for_no_other() -> None:
+    ops = PlanBuilder()
+    ops.add("attention", Work(), stream=MAIN)
+    ops.add("biased_attention", Work(), stream=SELECT)
+    ops.add("prefetch", Work(h2d_bytes=8 * BLOCK_BYTES, ctas=8), stream=PREFETCH)
+    alone = {"attention": 2000.0, "biased_attention": 500.0}
+    costs = ByKind(transfer_start=0.0, step=0.0, per_cta_gb_s=2.5, share=1.0, slower=1.0, room=4, alone=alone)
+    assert link_rates(play(built(ops), costs))[:3] == [(0, 10.0), (500, 10.0), (2000, 20.0)]
+
+
 def test_late_thread_blocks_wait_for_no_second_attention() -> None:
     ops = PlanBuilder()
     ops.add("attention", Work(), stream=MAIN)
