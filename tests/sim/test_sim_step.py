@@ -154,8 +154,8 @@ def test_a_serial_step_is_the_sum_of_its_parts(workload: Workload, costs: FakeCo
 
 
 # How much a copy slows compute beside it, and is slowed by it, does not depend on its rate in these costs. A machine on
-# which it does may well lose by a wider link. Each operation ends at a whole nanosecond, hence one for each. Searched for
-# and not proved: of 20 000 steps drawn towards the greatest loss, none broke any of the three.
+# which it does may well lose by a wider link. Each operation ends at a whole nanosecond, hence one for each. Tried and
+# not proved: of 5000 steps for each of the three, drawn towards the greatest loss, none broke it.
 
 
 @examples
