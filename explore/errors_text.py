@@ -33,10 +33,10 @@ def errors_text(errors: Errors) -> str:
             columns(["kernel alone", "points", "by batch", "by 2nd axis", "law", "better", "run to run"], kernels),
             columns(["copy alone", "points", "by CTAs", "law", "better", "run to run"], copies),
             wrapped(
-                "Beside a copy: the kind's slow-down, worst where many CTAs all but stop it, and the copy's GB/s, of "
-                "which rows keep no repeats."
+                "Beside a copy: the kind's slow-down, worst where many CTAs all but stop it, with its spread from run "
+                "to run, and the copy's GB/s, of which rows keep no repeats."
             ),
-            columns(["kernel", "points", "by CTAs", "by batch", "run to run", "GB/s by CTAs", "by batch"], corun),
+            columns(["kernel", "points", "by CTAs", "by batch", "spread", "GB/s, CTAs", "by batch"], corun),
         ]
     )
 

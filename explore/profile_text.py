@@ -68,7 +68,7 @@ def _sessions(profile: Profile) -> str:
             str(facts.get("utc", "-"))[:16],
             str(facts.get("driver", "-")),
             str(facts.get("torch", "-")),
-            str(facts.get("commit", "-"))[:12],
+            str(facts.get("commit", "-"))[:10],
             _clock(facts),
             f"{counts[name].total():,}" if name in counts else "0",
         ]

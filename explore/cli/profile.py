@@ -76,7 +76,10 @@ def _list(args: argparse.Namespace) -> Output:
     from sparda.explore.text import columns, percent
 
     profiles = [profile_named(name) for name in profile_names()]
-    rows = [[p.name, p.tier, p.machine.gpu, p.model, str(p.band.count), percent(p.band.median)] for p in profiles]
+    # What nobody measured has no error.
+    measured = [p for p in profiles if p.band.count]
+    rows = [[p.name, p.machine.gpu, p.model, str(p.band.count), percent(p.band.median)] for p in measured]
+    others = [[p.name, p.machine.gpu] for p in profiles if not p.band.count]
     found = [
         {
             "profile": p.name,
@@ -84,13 +87,16 @@ def _list(args: argparse.Namespace) -> Output:
             "gpu": p.machine.gpu,
             "model": p.model,
             "held_out_steps": p.band.count,
-            "median_error": p.band.median,
+            "median_error": p.band.median if p.band.count else None,
             "folder": str(p.folder),
         }
         for p in profiles
     ]
-    table = columns(["profile", "tier", "GPU", "model", "steps", "median error"], rows, left=4)
-    return Output({"profiles": found}, table)
+    tables = [
+        columns(["measured", "GPU", "model", "steps", "median error"], rows, left=3),
+        columns(["described", "GPU"], others, left=2),
+    ]
+    return Output({"profiles": found}, "\n\n".join(tables))
 
 
 def _show(args: argparse.Namespace) -> Output:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from sparda.calibrate.costs import ALIASES, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth, interpolate
+from sparda.calibrate.costs import (
+    BY_HOST,
+    CtaCurve,
+    Fitted,
+    FittedCosts,
+    KernelCost,
+    at_depth,
+    interpolate,
+)
 from sparda.calibrate.profile import load_profile
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import FETCHING, POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.errors import SpardaError
-from sparda.engine.plan import Op, Plan, Work
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.sim.costs import Machine
+from sparda.sim.player import play
 
 SHAPE = MODELS["minicpm4.1-8b"]
 DENSE_KINDS = (
@@ -85,7 +92,7 @@ def test_a_kernel_is_as_fast_as_measured_at_the_best(
 
 def test_a_kind_that_was_not_measured_is_an_error_that_says_what_was() -> None:
     kernels = {kind: KernelCost("", (1.0,), (0.0,), ((100.0,),), ((1e15,),)) for kind in DENSE_KINDS}
-    costs = FittedCosts(MACHINE, Fitted(kernels, (), {}, 0.0, ((1, 0.0),), ((1, 0.0),), 0.0))
+    costs = FittedCosts(MACHINE, Fitted(kernels, (), {}, (), 0.0, ((1, 0.0),), ((1, 0.0),), 0.0))
     plans = {p: make_plan(SHAPE, SparseSpec(), Workload(), Config(p)) for p in ("dense", "nosa")}
     assert all(costs.alone_ns(op, plans["dense"]) == 100.0 for op in plans["dense"])
     (bias, *_) = plans["nosa"].of_kind("bias")
@@ -101,7 +108,21 @@ def test_only_policies_whose_every_kind_was_measured_can_be_priced() -> None:
     assert set(shipped.policies(plan)) >= {"sparse", "sparse-resident", "sparda", "sparda-on-demand", "sparda-resident"}
     for policy in POLICIES:
         kinds = {op.kind for op in make_plan(SHAPE, SparseSpec(), Workload(), Config(policy))} - {"prefetch"}
-        assert (policy in shipped.policies(plan)) == (kinds <= set(shipped.fitted.kernels))
+        by_host = BY_HOST if shipped.fitted.paths else ()
+        assert (policy in shipped.policies(plan)) == (kinds <= {*shipped.fitted.kernels, *by_host})
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_shipped_profile_prices_every_policy_by_every_path(policy: str, transfer: str) -> None:
+    config = Config(policy, transfer=transfer if policy in FETCHING else "uva")
+    plan = make_plan(SHAPE, SparseSpec(), Workload(), config)
+    shipped = load_profile("h200-sxm.measured").costs
+    timeline = play(plan, shipped)
+    assert all(span.ns > 0 for span in timeline.spans)
+    assert timeline.makespan_ns >= sum(op.work.h2d_bytes for op in plan) / max(
+        shipped.machine.link_h2d_gb_s, shipped.machine.engine_h2d_gb_s
+    )
 
 
 def test_more_bytes_than_the_table_knows_take_longer_in_proportion_and_fewer_no_less() -> None:
@@ -127,85 +148,3 @@ def test_depths_between_curves_are_between_them_and_registers_count_as_the_shall
     curves = (CtaCurve(2, (1,), (8.0,)), CtaCurve(4, (1,), (10.0,)), CtaCurve(8, (1,), (30.0,)))
     assert [at_depth(curves, stages, 1) for stages in (2, 4, 6, 8, 12)] == [8.0, 10.0, 20.0, 30.0, 30.0]
     assert at_depth(curves, 1, 1) == at_depth(curves, 2, 1)
-
-
-def fitted_costs(slowdown: float = 1.2, gb_s: float = 40.0, transfer: float = 45.0) -> FittedCosts:
-    """Constants wherever a table is wanted; attention alone was measured beside a copy."""
-    plan = plan_of()
-    kernels = {op.kind: KernelCost("", (1.0,), (0.0,), ((5000.0,),), ((1e12,),)) for op in plan}
-    kernels["attention"] = KernelCost("top_k", (16.0,), (64.0, 128.0), ((1.0, 3.0),), ((1e12, 1e12),))
-    kernels["select"] = KernelCost("context_tokens", (16.0,), (0.0, 1e6), ((0.0, 1e6),), ((1e12, 1e12),))
-    beside = Beside(16, (CtaCurve(8, (1, 16), (slowdown, slowdown)),), (CtaCurve(8, (1, 16), (gb_s, gb_s)),))
-    curve = CtaCurve(8, (1, 16), (transfer, transfer))
-    return FittedCosts(
-        MACHINE,
-        Fitted(
-            kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, ((1, 2.0), (31, 4.0)), ((1, 0.5),), 3.0
-        ),
-    )
-
-
-def plan_of() -> Plan:
-    return make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config())
-
-
-def op_of(kind: str, stream: str = "main") -> Op:
-    return Op(0, kind, 0, stream, (), Work(hbm_bytes=1000))
-
-
-def test_each_kind_is_looked_up_on_its_own_second_axis() -> None:
-    costs, plan = fitted_costs(), plan_of()
-    assert costs.alone_ns(op_of("attention"), plan) == 2.0
-    assert costs.alone_ns(op_of("select", "select"), plan) == 131072.0
-    assert costs.alone_ns(op_of("qkv"), plan) == 5000.5
-    assert (costs.transfer_start_ns(plan), costs.step_ns(plan)) == (1.0, 3.0)
-
-
-def test_a_graph_without_side_streams_launches_at_once() -> None:
-    straight = make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config("sparse"))
-    assert fitted_costs().alone_ns(op_of("qkv"), straight) == 5000.0
-
-
-def test_only_an_attention_pays_for_waiting() -> None:
-    costs, plan = fitted_costs(), plan_of()
-    assert (costs.join_ns(op_of("attention"), plan), costs.join_ns(op_of("sample"), plan)) == (3.0, 0.0)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(0.2, 3.0), st.integers(0, 64))
-def test_nothing_runs_faster_beside_a_copy(measured: float, ctas: int) -> None:
-    costs, plan = fitted_costs(slowdown=measured), plan_of()
-    assert costs.slowdown(op_of("attention"), plan, ctas) == (max(1.0, measured) if ctas else 1.0)
-    assert costs.slowdown(op_of("lm_head"), plan, ctas) == 1.0
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.floats(1.0, 200.0), st.floats(1.0, 200.0))
-def test_a_copy_is_never_faster_than_the_link_nor_faster_beside_compute_than_alone(alone: float, beside: float) -> None:
-    costs, plan = fitted_costs(gb_s=beside, transfer=alone), plan_of()
-    assert costs.transfer_gb_s(plan) == min(alone, 50.0)
-    share = costs.transfer_share(op_of("attention"), plan)
-    assert share == pytest.approx(min(1.0, beside / min(alone, 50.0)))
-    assert 0.0 < share <= 1.0
-    assert costs.transfer_share(op_of("lm_head"), plan) == 1.0
-
-
-@pytest.mark.parametrize(("kind", "like"), sorted(ALIASES.items()))
-def test_a_kind_like_another_behaves_beside_a_copy_like_that_one(kind: str, like: str) -> None:
-    costs, plan = fitted_costs(), plan_of()
-    assert costs.slowdown(op_of(kind), plan, 4) == costs.slowdown(op_of(like), plan, 4)
-    assert costs.transfer_share(op_of(kind), plan) == costs.transfer_share(op_of(like), plan)
-
-
-def test_costs_come_back_from_json_as_they_were() -> None:
-    costs = fitted_costs()
-    assert FittedCosts.from_plain(MACHINE, json.loads(json.dumps(costs.to_plain()))) == costs
-
-
-def test_costs_with_an_unknown_or_missing_part_are_refused_by_name() -> None:
-    plain = fitted_costs().to_plain()
-    with pytest.raises(SpardaError, match=r"costs: unknown key 'lane'; did you mean 'lanes'"):
-        FittedCosts.from_plain(MACHINE, {**plain, "lane": 1.0})
-    del plain["transfer"]
-    with pytest.raises(SpardaError, match="costs: key 'transfer' is missing"):
-        FittedCosts.from_plain(MACHINE, plain)

@@ -12,7 +12,7 @@ import pytest
 from sparda.calibrate.costs import Fitted, FittedCosts
 from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
-from sparda.calibrate.profile import Profile, load_profile, measured_names, profile_json
+from sparda.calibrate.profile import SCHEMA, Profile, load_profile, measured_names, profile_json
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Plan
@@ -52,7 +52,7 @@ def profile(tmp_path: Path) -> Profile:
         errors=ERRORS,
         envelope=ENVELOPE,
         sessions=("s1", "s2"),
-        costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, (), (), 3.0)),
+        costs=FittedCosts(MACHINE, Fitted({}, (), {}, (), 1.0, (), (), 3.0)),
         folder=tmp_path,
     )
     (tmp_path / "profile.json").write_text(profile_json(made))
@@ -98,10 +98,12 @@ def test_a_file_that_is_no_json_object_is_named(profile: Profile, text: str) -> 
         load_profile(str(profile.folder))
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, SCHEMA - 1, SCHEMA + 1, str(SCHEMA), None])
 def test_another_schema_is_refused_with_both_versions(profile: Profile, schema: object) -> None:
     change(profile, schema=schema)
-    with pytest.raises(SpardaError, match=rf"profile\.json: schema {schema!r}, this version reads 1; calibrate again"):
+    with pytest.raises(
+        SpardaError, match=rf"profile\.json: schema {schema!r}, this version reads {SCHEMA}; calibrate again"
+    ):
         load_profile(str(profile.folder))
 
 

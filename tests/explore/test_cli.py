@@ -67,7 +67,7 @@ def test_a_policy_of_a_kind_that_was_not_measured_is_a_mistake_that_names_those_
     where = ["--out", str(tmp_path / "report.html")] if command == "report" else []
     err = mistake(capsys, command, "--set", "config.policy=sparse", *SMALL, *FEW, *where)
     assert "no measured cost for 'headscore', which policy 'sparse' needs" in err
-    assert "(sparda, sparda-on-demand, sparda-resident)" in err
+    assert "(dense, sparda, sparda-on-demand, sparda-resident, shallow)" in err
 
 
 def test_help_names_every_command() -> None:
@@ -144,7 +144,7 @@ def test_table_prints_or_writes_every_format(shipped: Profile, capsys: Capture, 
 
 def test_evidence_has_every_figure(shipped: Profile, capsys: Capture) -> None:
     figures = one_object(capsys, "evidence", "--seconds", "0.01")["figures"]
-    assert len(figures) == 22
+    assert len(figures) == 33
     keys = {"value", "unit", "target", "rows", "conditions", "provenance", "met"}
     assert all(keys <= set(f) for f in figures.values())
     assert cli.main(["evidence", "--seconds", "0.01"]) == 0
