@@ -35,9 +35,7 @@ workloads = st.builds(
 )
 configs = st.builds(
     Config,
-    policy=st.sampled_from(
-        ["sparda", "sparda-on-demand", "sparda-resident", "sparse", "sparse-resident", "dense", "nosa", "shallow"]
-    ),
+    policy=st.sampled_from([policy for policy in POLICIES if policy != "infinigen"]),
     lookahead=st.integers(0, 4),
     prefetch_ctas=st.sampled_from([1, 2, 3, 8, 16]),
 )
