@@ -43,6 +43,8 @@ class Run:
 def longest_run(plan: Plan) -> Run | None:
     """The longest run of layers that are the same but for their place; None where no two are."""
     starts = _starts(plan)
+    if not starts:
+        return None
     ends = [*starts[1:], len(plan.ops)]
     shapes = [_shape(plan, a, b) for a, b in zip(starts, ends, strict=True)]
     best, first = (0, 0), 0
