@@ -21,6 +21,7 @@ from dataclasses import replace
 from sparda.calibrate.costs import ATTENTIONS, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
 from sparda.calibrate.datasheet import Datasheet, datasheets
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
+from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import DATASHEET, MEASURED, Profile
 from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
@@ -34,6 +35,7 @@ RULES = (
     "of a kernel's time, the bytes' part changes with HBM and the rest with the clock",
     "HBM and link give the share of their datasheet rates that was measured on the base",
     "a copying thread block moves what it moves on the base; compute and copies slow each other as there",
+    "linears and attention take as many turns as the target's multiprocessors make of them; scoring is shared by all",
 )
 
 
@@ -143,7 +145,10 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         tier=DATASHEET,
         machine=target,
         band=NO_BAND,
+        errors=Errors({}, {}, ()),
         sessions=(),
+        # Rows in the base's folder are of the base: here they would confirm what was never run.
+        folder=base.folder.parent / sheet.profile_name,
         judged=UNJUDGED,
         costs=carried(base.costs, target, model_named(base.model), clock),
     )

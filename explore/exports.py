@@ -13,7 +13,7 @@ from sparda.engine.loader import to_plain
 from sparda.explore.cells import NOT_RUN
 from sparda.explore.notes import table_notes
 from sparda.explore.table import CtaTable, TableRow
-from sparda.explore.text import columns, misses, percent, tokens_label, wrapped
+from sparda.explore.text import columns, misses, number, percent, tokens_label, wrapped
 
 FUNCTION = "sparda_prefetch_ctas"
 
@@ -29,8 +29,8 @@ def table_text(table: CtaTable) -> str:
             str(r.prefetch_ctas) + ("" if r.inside else "?"),
             str(r.lookahead),
             f"{r.tokens_per_s:.0f}" + ("" if r.fits else "*"),
-            f"{r.low:.0f}",
-            f"{r.high:.0f}",
+            number(r.low),
+            number(r.high),
             percent(r.gain, 1, sign=True),
             _confirmed(r),
         ]
@@ -59,7 +59,7 @@ def table_markdown(table: CtaTable) -> str:
         speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
         lines.append(
             f"| {tokens_label(r.context_tokens)} | {r.batch} | {misses(r.miss_rate)} | {ctas} | {r.lookahead} "
-            f"| {speed} | {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
+            f"| {speed} | {number(r.low)} to {number(r.high)} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
         )
     notes = [n.replace("*", "\\*") for n in table_notes(table)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])

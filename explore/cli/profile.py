@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparda.explore.cli.common import Output, add_json, profile_named, require_engine, require_gpu
+
+if TYPE_CHECKING:
+    from sparda.calibrate.profile import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,10 +77,10 @@ def _new(args: argparse.Namespace) -> Output:
 
 def _list(args: argparse.Namespace) -> Output:
     from sparda.calibrate.profile import profile_names
-    from sparda.explore.text import columns, percent
+    from sparda.explore.text import columns
 
     profiles = [profile_named(name) for name in profile_names()]
-    rows = [[p.name, p.tier, p.machine.gpu, p.model, str(p.band.count), percent(p.band.median)] for p in profiles]
+    rows = [[p.name, p.tier, p.machine.gpu, p.model, str(p.band.count), _error(p)] for p in profiles]
     found = [
         {
             "profile": p.name,
@@ -84,13 +88,19 @@ def _list(args: argparse.Namespace) -> Output:
             "gpu": p.machine.gpu,
             "model": p.model,
             "held_out_steps": p.band.count,
-            "median_error": p.band.median,
+            "median_error": p.band.median if p.band.count else None,
             "folder": str(p.folder),
         }
         for p in profiles
     ]
     table = columns(["profile", "tier", "GPU", "model", "steps", "median error"], rows, left=4)
     return Output({"profiles": found}, table)
+
+
+def _error(profile: Profile) -> str:
+    from sparda.explore.text import percent
+
+    return percent(profile.band.median) if profile.band.count else "unknown"
 
 
 def _show(args: argparse.Namespace) -> Output:
