@@ -112,10 +112,7 @@ def load_datasheets(path: Path = MACHINES) -> dict[str, Datasheet]:
     that the file does not describe, or a value without a source.
     """
     file = read(_File, read_toml(path), where=str(path))
-    links: dict[str, Link] = {}
-    for name, table in file.links.items():
-        where = f"{path}: links.{name}"
-        links[name] = read(Link, {**_unnamed(table, where), "name": name}, where=where)
+    links = _links(file, path)
     sheets: dict[str, Datasheet] = {}
     for name, table in file.machines.items():
         where = f"{path}: machines.{name}"
@@ -132,6 +129,20 @@ def _unnamed(table: Mapping[str, object], where: str) -> dict[str, object]:
     if "name" in table:
         raise SpardaError(f"{where}: key 'name' is {table['name']!r}; the table's heading is its name: remove the key.")
     return dict(table)
+
+
+def _links(file: _File, path: Path) -> dict[str, Link]:
+    found: dict[str, Link] = {}
+    for name, table in file.links.items():
+        where = f"{path}: links.{name}"
+        found[name] = read(Link, {**_unnamed(table, where), "name": name}, where=where)
+    return found
+
+
+@cache
+def links() -> Mapping[str, Link]:
+    """The shipped links by name, also those that none of the shipped machines has."""
+    return _links(read(_File, read_toml(MACHINES), where=str(MACHINES)), MACHINES)
 
 
 @cache

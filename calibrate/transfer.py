@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sparda.calibrate.costs import ATTENTIONS, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
-from sparda.calibrate.datasheet import Datasheet, datasheets
+from sparda.calibrate.datasheet import Datasheet, datasheets, links
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
 from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import DATASHEET, MEASURED, Profile
@@ -126,7 +126,6 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         )
     measured, clock = base.machine, sheet.boost_clock_mhz / known.boost_clock_mhz
     link = sheet.link_gb_s / known.link_gb_s
-    # A CTA's rate follows from the round trip; where the link's is known, from that.
     target = Machine(
         name=sheet.profile_name,
         gpu=sheet.gpu,
@@ -151,4 +150,30 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         folder=base.folder.parent / sheet.profile_name,
         judged=UNJUDGED,
         costs=carried(base.costs, target, model_named(base.model), clock),
+    )
+
+
+def on_link(base: Profile, name: str) -> Profile:
+    """``base`` on another link of machines.toml, by rule 3; what was measured on its own link is no band of it.
+
+    Raises SpardaError for an unknown link, or where the base's own is not known.
+    """
+    known, wanted = datasheets().get(base.name.rpartition(".")[0]), links().get(name)
+    if wanted is None:
+        raise SpardaError(f"link is {name!r}; known links: {', '.join(links())}.")
+    if known is None:
+        raise SpardaError(
+            f"{base.name} has no datasheet in machines.toml: what its link gives of the raw rate is unknown."
+        )
+    ratio, machine = wanted.raw_gb_s / known.link_gb_s, base.machine
+    target = replace(
+        machine,
+        name=f"{base.name}, {name}",
+        link_h2d_gb_s=round(machine.link_h2d_gb_s * ratio, 2),
+        link_d2h_gb_s=round(machine.link_d2h_gb_s * ratio, 2),
+        engine_h2d_gb_s=round(machine.engine_h2d_gb_s * ratio, 2),
+    )
+    costs = carried(base.costs, target, model_named(base.model))
+    return replace(
+        base, name=target.name, tier=DATASHEET, machine=costs.machine, band=NO_BAND, judged=UNJUDGED, costs=costs
     )

@@ -81,6 +81,8 @@ class Scenario:
 
     profile: str = "h200-sxm.measured"
     model: str = "minicpm4.1-8b"
+    link: str = ""
+    """Another link than the profile's, by its name in machines.toml; "" leaves it."""
     workload: Workload = field(default_factory=Workload)
     config: Config = field(default_factory=Config)
     limits: Limits = field(default_factory=Limits)

@@ -64,6 +64,16 @@ def profile_named(name: str) -> Profile:
     return profile.load_profile(name)
 
 
+def profile_of(scenario: Scenario) -> Profile:
+    """The scenario's profile, on the scenario's link. Raises SpardaError for an unknown one of either."""
+    profile = profile_named(scenario.profile)
+    if not scenario.link:
+        return profile
+    from sparda.calibrate.transfer import on_link
+
+    return on_link(profile, scenario.link)
+
+
 def table_of(profile: Profile, scenario: Scenario) -> CtaTable:
     """The CTA table of the scenario's grid, with progress on a terminal."""
     from sparda.explore.table import cta_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, table_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_of, scenario_of, table_of, write_folder_of
 from sparda.explore.text import wrapped
 
 
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.explore.report import write_report
 
     scenario = scenario_of(args)
-    profile = profile_named(scenario.profile)
+    profile = profile_of(scenario)
     table = table_of(profile, scenario)
     path = write_folder_of(args.report)
     write_report(path, profile, scenario)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_of, scenario_of, write_folder_of
 
 if TYPE_CHECKING:
     from sparda.calibrate.step_trace import MeasuredStep
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.sim.trace import joined
 
     scenario = scenario_of(args)
-    profile = profile_named(scenario.profile)
+    profile = profile_of(scenario)
     predictor = Predictor.of(profile, scenario)
     prediction = predictor(scenario.workload, scenario.config)
     explanation, timeline = explain(profile.costs, predictor.shape, predictor.spec, scenario.workload, scenario.config)

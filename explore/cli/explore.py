@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of
+from sparda.explore.cli.common import Output, add_scenario, profile_of, scenario_of
 
 if TYPE_CHECKING:
     from sparda.explore.predict import Prediction
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.explore.text import Progress
 
     scenario = scenario_of(args)
-    profile = profile_named(scenario.profile)
+    profile = profile_of(scenario)
     predictor, noise = Predictor.of(profile, scenario), noise_of(profile)
     space = Space.of_search(scenario.grid, scenario.config)
     objective = study.SPEED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_of, scenario_of, write_folder_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Output:
     """Write it and say where."""
     scenario = scenario_of(args)
-    profile = profile_named(scenario.profile)
+    profile = profile_of(scenario)
     from sparda.explore.report import write_report
 
     write_report(write_folder_of(args.out), profile, scenario)

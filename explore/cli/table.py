@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from sparda.explore.cli.common import Output, add_scenario, profile_named, scenario_of, table_of, write_folder_of
+from sparda.explore.cli.common import Output, add_scenario, profile_of, scenario_of, table_of, write_folder_of
 
 FORMATS = ("text", "md", "json", "toml", "csv", "sh")
 
@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.explore.exports import export
 
     scenario = scenario_of(args)
-    profile = profile_named(scenario.profile)
+    profile = profile_of(scenario)
     table = table_of(profile, scenario)
     text = export(table, args.format)
     if args.out:
