@@ -57,9 +57,10 @@ def table_markdown(table: CtaTable) -> str:
         measured = "" if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
         ctas = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
         speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
+        band = NOT_RUN if r.low is None else f"{number(r.low)} to {number(r.high)}"
         lines.append(
             f"| {tokens_label(r.context_tokens)} | {r.batch} | {misses(r.miss_rate)} | {ctas} | {r.lookahead} "
-            f"| {speed} | {number(r.low)} to {number(r.high)} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
+            f"| {speed} | {band} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
         )
     notes = [n.replace("*", "\\*") for n in table_notes(table)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
@@ -182,8 +183,8 @@ def _branches(value: str, branches: list[tuple[int, list[str]]]) -> list[str]:
     if not upper:
         return rest
     lines = []
-    for number, (limit, body) in enumerate(upper):
-        lines.append(f'{"elif" if number else "if"} [ "{value}" -le {limit} ]; then')
+    for place, (limit, body) in enumerate(upper):
+        lines.append(f'{"elif" if place else "if"} [ "{value}" -le {limit} ]; then')
         lines += ["    " + line for line in body]
     return [*lines, "else", *("    " + line for line in rest), "fi"]
 

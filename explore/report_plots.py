@@ -111,7 +111,7 @@ def histogram(held: Sequence[Held]) -> Figure:
 
 
 def curve(c: Curve, band: float | None) -> Figure:
-    """Predicted step time over the CTA count, with its band if known, what was measured, the choice and the public rule."""
+    """Predicted step time over the CTA count: its band if known, what was measured, the choice, the rule."""
     figure = blank(250, margin={"l": 52, "r": 10, "t": 8, "b": 40}, showlegend=False)
     counts = [p.config.prefetch_ctas for p in c.points]
     times = [p.step_us / 1e3 for p in c.points]

@@ -90,6 +90,7 @@ def cta_curves(r: Report) -> Html:
         if rows
         else "No step was measured under just these conditions, so no measured points are shown."
     )
+    shade = "blue" if r.table.band is None else "blue, shaded by the error band"
     panels = [
         figure(plot(plots.curve(c, r.table.band), f"curve-{_batch(c)}"), f"Batch {_batch(c)}", _curve_text(c))
         for c in r.curves
@@ -97,7 +98,7 @@ def cta_curves(r: Report) -> Html:
     return lines(
         [
             paragraph(
-                f"Predicted step time (blue{', shaded by the error band' if r.table.band is not None else ''}) at {tokens_label(w.context_tokens)} tokens of "
+                f"Predicted step time ({shade}) at {tokens_label(w.context_tokens)} tokens of "
                 f"context and {misses(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
                 f"the choice, boxed in grey the public rule's count. {seen}"
             ),

@@ -77,10 +77,10 @@ def _new(args: argparse.Namespace) -> Output:
 
 def _list(args: argparse.Namespace) -> Output:
     from sparda.calibrate.profile import profile_names
-    from sparda.explore.text import columns
+    from sparda.explore.text import columns, wrapped
 
     profiles = [profile_named(name) for name in profile_names()]
-    rows = [[p.name, p.tier, p.machine.gpu, p.model, str(p.band.count), _error(p)] for p in profiles]
+    rows = [[p.name, p.machine.gpu.removeprefix("NVIDIA "), _error(p)] for p in profiles]
     found = [
         {
             "profile": p.name,
@@ -93,8 +93,12 @@ def _list(args: argparse.Namespace) -> Output:
         }
         for p in profiles
     ]
-    table = columns(["profile", "tier", "GPU", "model", "steps", "median error"], rows, left=4)
-    return Output({"profiles": found}, table)
+    table = columns(["profile", "GPU", "error"], rows, left=2)
+    note = wrapped(
+        "A name ends with the profile's tier. error: the median of held-out steps; unknown where costs were carried "
+        "over by datasheet. Models, counts and folders: --json."
+    )
+    return Output({"profiles": found}, f"{table}\n{note}")
 
 
 def _error(profile: Profile) -> str:

@@ -98,10 +98,10 @@ def test_a_file_that_is_no_json_object_is_named(profile: Profile, text: str) -> 
         load_profile(str(profile.folder))
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", None])
+@pytest.mark.parametrize("schema", [0, 1, 3, "2", None])
 def test_another_schema_is_refused_with_both_versions(profile: Profile, schema: object) -> None:
     change(profile, schema=schema)
-    with pytest.raises(SpardaError, match=rf"profile\.json: schema {schema!r}, this version reads 1; calibrate again"):
+    with pytest.raises(SpardaError, match=rf"profile\.json: schema {schema!r}, this version reads 2; calibrate again"):
         load_profile(str(profile.folder))
 
 

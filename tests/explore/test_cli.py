@@ -67,7 +67,7 @@ def test_a_policy_of_a_kind_that_was_not_measured_is_a_mistake_that_names_those_
     where = ["--out", str(tmp_path / "report.html")] if command == "report" else []
     err = mistake(capsys, command, "--set", "config.policy=sparse", *SMALL, *FEW, *where)
     assert "no measured cost for 'headscore', which policy 'sparse' needs" in err
-    assert "(sparda, sparda-on-demand, sparda-resident)" in err
+    assert "(dense, sparda, sparda-on-demand, sparda-resident, shallow)" in err
 
 
 def test_help_names_every_command() -> None:

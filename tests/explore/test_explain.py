@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparda.calibrate import profile as profile_module
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.step_trace import MeasuredStep, median_replay, save_step
 from sparda.engine.config import POLICIES, Config, Workload
@@ -214,7 +215,11 @@ def test_a_measured_file_that_is_none_or_does_not_fit_its_plan_is_one_sentence(
         assert said in err
 
 
-def test_a_policy_that_cannot_be_priced_is_one_sentence(capsys: Capture) -> None:
+def test_a_policy_that_cannot_be_priced_is_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = profile_module.load_profile("h200-sxm.measured")
+    kernels = {kind: cost for kind, cost in known.costs.fitted.kernels.items() if kind != "dense_attention"}
+    poorer = replace(known, costs=replace(known.costs, fitted=replace(known.costs.fitted, kernels=kernels)))
+    monkeypatch.setattr(profile_module, "load_profile", lambda name: poorer)
     assert cli.main(["explain", "--set", "config.policy=dense"]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -41,7 +41,8 @@ def kept(case: Case) -> Row:
 def test_a_dry_run_counts_every_part_and_writes_nothing(capsys: Capture, tmp_path: Path) -> None:
     data = dry_run(capsys, tmp_path / "new")
     assert [p["name"] for p in data["parts"]] == list(measure.PARTS)
-    assert all(p["left"] == p["cases"] > 0 for p in data["parts"])
+    assert all(p["left"] == p["cases"] for p in data["parts"])
+    assert [p["name"] for p in data["parts"] if not p["cases"]] == ["traces"], "files, not rows"
     assert (data["cut"], data["gpu_memory_gib"]) == ([], None)
     assert data["seconds"] == pytest.approx(data["setup_s"] + sum(p["seconds"] for p in data["parts"]), abs=0.5)
     assert not (tmp_path / "new").exists()
@@ -63,7 +64,7 @@ def test_a_dry_run_counts_what_is_left_and_judges_memory_by_the_gpu_that_measure
 
 
 def test_a_dry_run_says_which_parts_the_budget_cuts(capsys: Capture, tmp_path: Path) -> None:
-    assert dry_run(capsys, tmp_path, "--budget", "100")["cut"] == list(measure.PARTS[1:])
+    assert dry_run(capsys, tmp_path, "--budget", "100")["cut"] == [p for p in measure.PARTS[1:] if p != "traces"]
     assert cli.main(["measure", "--dry-run", "--out", str(tmp_path), "--budget", "100"]) == 0
     text = capsys.readouterr().out
     assert "The budget does not cover all: kernels cut short, corun not begun" in text

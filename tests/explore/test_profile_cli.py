@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from sparda.calibrate import profile as profile_module
+from sparda.calibrate.datasheet import datasheets
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Store
+from sparda.calibrate.transfer import RULES
 from sparda.explore import cli
 
 Capture = pytest.CaptureFixture[str]
@@ -40,9 +42,27 @@ def mistake(capsys: Capture, *words: str) -> str:
 
 
 def test_the_profiles_of_the_package_are_listed(capsys: Capture) -> None:
-    (found,) = answer(capsys, "list")["profiles"]
-    assert (found["profile"], found["tier"], found["gpu"]) == (H200, "measured", "NVIDIA H200")
-    assert H200 in text(capsys, "list")
+    first, *others = answer(capsys, "list")["profiles"]
+    assert (first["profile"], first["tier"], first["gpu"]) == (H200, "measured", "NVIDIA H200")
+    assert first["median_error"] > 0
+    assert [p["profile"] for p in others] == [sheet.profile_name for sheet in datasheets().values()]
+    assert {(p["tier"], p["held_out_steps"], p["median_error"]) for p in others} == {("datasheet", 0, None)}
+    said = text(capsys, "list")
+    assert all(p["profile"] in said for p in (first, *others))
+    assert sum(line.endswith(" unknown") for line in said.splitlines()) == len(others)
+
+
+def test_a_profile_by_datasheet_shows_the_rules_it_rests_on_and_no_session_or_error_of_another_gpu(
+    capsys: Capture,
+) -> None:
+    data = answer(capsys, "show", "h100-sxm.datasheet")
+    assert (data["tier"], data["sessions"], data["band"]["count"]) == ("datasheet", {}, 0)
+    assert data["errors"] == {"kernels": {}, "corun": {}, "copies": []}
+    said = " ".join(text(capsys, "show", "h100-sxm.datasheet").split())
+    assert "Held-out steps: none, so the error of its predictions is not known." in said
+    assert f"Nothing was measured on it: costs and envelope are those of {H200}, carried over." in said
+    assert all(rule[1:] in said for rule in RULES)
+    assert "kernel alone" not in said
 
 
 def test_a_profile_shows_machine_sessions_errors_and_envelope(capsys: Capture) -> None:

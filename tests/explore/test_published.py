@@ -258,12 +258,14 @@ def test_scaling_by_one_is_the_profile_itself_and_by_others_scales_times_and_rat
     made = scaled(base, 3.0, 0.5)
     model = model_of(base)
     plan = make_plan(model.shape, SparseSpec(), Workload(16, 131072, 0.06), model.config("sparda", 16))
-    assert made.costs.transfer_gb_s(plan) == pytest.approx(base.costs.transfer_gb_s(plan) / 2, rel=0.01)
+    assert made.costs.transfer_gb_s(plan, 16) == pytest.approx(base.costs.transfer_gb_s(plan, 16) / 2, rel=0.01)
     for kind in ("gateup", "attention"):
         op = plan.of_kind(kind)[0]
         assert made.costs.fitted.kernels[kind].ns[0][0] == 3 * base.costs.fitted.kernels[kind].ns[0][0]
         assert made.costs.slowdown(op, plan, 16) == base.costs.slowdown(op, plan, 16)
-        assert made.costs.transfer_share(op, plan) == pytest.approx(base.costs.transfer_share(op, plan), rel=0.02)
+        assert made.costs.transfer_share(op, plan, 16) == pytest.approx(
+            base.costs.transfer_share(op, plan, 16), rel=0.02
+        )
 
 
 def test_text_and_section_hold_every_cell_assumption_and_conclusion(case: Case) -> None:
