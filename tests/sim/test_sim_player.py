@@ -87,19 +87,33 @@ def test_a_prefetch_goes_at_its_share_beside_compute_and_at_full_rate_after() ->
 
 def test_the_writes_of_a_prefetch_have_first_claim_on_hbm() -> None:
     ops = PlanBuilder()
-    ops.add("prefetch", Work(h2d_bytes=1 << 30, hbm_bytes=1 << 30), stream=PREFETCH)
+    ops.add("prefetch", Work(h2d_bytes=1 << 30, hbm_bytes=1 << 30, ctas=2), stream=PREFETCH)
     ops.add("down", Work(hbm_bytes=100_000))
-    costs = replace(FREE, hbm_gb_s=100.0, floor_ns=0.0, share=1.0)
+    costs = replace(FREE, hbm_gb_s=100.0, floor_ns=0.0, share=1.0, slower=1.0)
     assert play(built(ops), costs).spans[1].ns == ceil(1000 * 100 / 55)
 
 
-def test_prefetches_at_once_share_the_link_in_half() -> None:
+def test_two_equal_prefetches_share_the_link_in_half() -> None:
     ops = PlanBuilder()
     ops.add("prefetch", Work(h2d_bytes=MIB, ctas=2), stream=PREFETCH)
     ops.add("prefetch", Work(h2d_bytes=MIB, ctas=2), stream=SELECT)
-    timeline = play(built(ops), FREE)
+    timeline = play(built(ops), replace(FREE, copy_gb_s=50.0))
     assert [s.ns for s in timeline.spans] == [ceil(MIB / 25)] * 2
     assert max(link for _, link, _ in timeline.samples) == FREE.link_gb_s
+
+
+def test_all_thread_blocks_that_copy_together_get_no_more_of_the_link_than_thread_blocks_get() -> None:
+    ops = PlanBuilder()
+    ops.add("prefetch", Work(h2d_bytes=MIB, ctas=2), stream=PREFETCH)
+    ops.add("prefetch", Work(h2d_bytes=MIB, ctas=2), stream=SELECT)
+    assert max(link for _, link, _ in play(built(ops), FREE).samples) == FREE.copy_gb_s < FREE.link_gb_s
+
+
+def test_thread_blocks_of_all_copies_at_once_go_equally_fast() -> None:
+    ops = PlanBuilder()
+    ops.add("prefetch", Work(h2d_bytes=MIB, ctas=1), stream=PREFETCH)
+    ops.add("prefetch", Work(h2d_bytes=3 * MIB, ctas=3), stream=SELECT)
+    assert [s.ns for s in play(built(ops), FREE).spans] == [ceil(4 * MIB / 45)] * 2
 
 
 def test_a_prefetch_with_nothing_to_move_takes_its_start_and_no_link() -> None:
@@ -144,23 +158,31 @@ def test_a_link_of_no_bandwidth_is_refused_by_name() -> None:
         play(built(ops), replace(FREE, link_gb_s=0.0))
 
 
-loads_at_once = st.lists(st.tuples(st.booleans(), st.integers(0, 1 << 34), st.integers(0, 4)), max_size=5)
+at_once = st.lists(
+    st.tuples(st.sampled_from(["prefetch", "upload", "report", "down"]), st.integers(0, 1 << 34), st.integers(1, 4)),
+    max_size=5,
+)
+rates_gb_s = st.floats(1.0, 500.0)
 
 
-@given(loads_at_once, st.floats(1.0, 5000.0), st.floats(1.0, 500.0), st.floats(1.0, 500.0))
+@given(at_once, st.floats(1.0, 5000.0), rates_gb_s, rates_gb_s, rates_gb_s)
 def test_whatever_runs_no_resource_is_above_its_capacity(
-    works: list[tuple[bool, int, int]], hbm: float, link: float, copy: float
+    works: list[tuple[str, int, int]], hbm: float, link: float, copy: float, up: float
 ) -> None:
-    costs = FakeCosts(hbm_gb_s=hbm, link_gb_s=link, copy_gb_s=copy)
+    costs = FakeCosts(hbm_gb_s=hbm, link_gb_s=link, copy_gb_s=copy, up_gb_s=up)
     ops = PlanBuilder()
-    for copies, moved, ctas in works:
-        if copies:
-            ops.add("prefetch", Work(h2d_bytes=moved, hbm_bytes=moved, ctas=ctas))
+    for kind, moved, ctas in works:
+        if kind == "prefetch":
+            ops.add(kind, Work(h2d_bytes=moved, hbm_bytes=moved, ctas=ctas), stream=PREFETCH)
+        elif kind == "upload":
+            ops.add(kind, Work(h2d_bytes=moved, hbm_bytes=moved), stream=COPY)
         else:
-            ops.add("down", Work(hbm_bytes=moved))
+            ops.add(kind, Work(hbm_bytes=moved, d2h_bytes=moved if kind == "report" else 0))
     plan = built(ops)
-    loads = Loads(plan, costs)
-    rates = share_rates([loads.of(op) for op in plan], plan, costs)
-    assert rates.link_gb_s <= link * (1 + 1e-12)
+    known = Loads(plan, costs)
+    loads = [known.of(op) for op in plan]
+    rates = share_rates([(load, load.ctas) for load in loads], plan, costs)
+    assert rates.link_gb_s <= link * (1 + 1e-9)
     assert rates.hbm_gb_s <= hbm * (1 + 1e-9)
+    assert sum(rate * load.d2h for rate, load in zip(rates.each, loads, strict=True)) <= up * (1 + 1e-9)
     assert all(rate >= 0.0 for rate in rates.each)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparda.engine.config import Config, Workload
-from sparda.engine.plan import MAIN, Plan, PlanBuilder, Work
+from sparda.engine.plan import MAIN, PlanBuilder, Work
 from sparda.sim.player import play
 from sparda.sim.replay import replay
 from sparda.sim.timeline import Timeline
@@ -31,19 +31,9 @@ def played(policy: str = "sparda", **config: Any) -> Timeline:
     return play(step_plan(Workload(), Config(policy=policy, score_layer=1, **config), SMALL), FakeCosts())
 
 
-def gathering() -> Plan:
-    return step_plan(Workload(), Config(policy="infinigen"), SMALL)
-
-
-def gathered() -> Timeline:
-    """A step with work of the host, which the simulator cannot price, at durations that are given."""
-    plan = gathering()
-    return replay(plan, [100 + 10 * op.index for op in plan])
-
-
-@pytest.fixture(scope="module", params=[*PLAYED, "infinigen"])
+@pytest.fixture(scope="module", params=PLAYED)
 def timeline(request: pytest.FixtureRequest) -> Timeline:
-    return gathered() if request.param == "infinigen" else played(request.param)
+    return played(request.param)
 
 
 def named(events: list[Event], name: str) -> int:
@@ -108,10 +98,11 @@ def test_each_arrow_begins_inside_a_copy_and_ends_at_the_attention_of_its_layer(
 
 
 def test_an_arrow_goes_through_the_operation_that_hands_on_the_wait() -> None:
-    plan = gathering()
+    gathered = played("infinigen")
+    plan = gathered.plan
     chains = [[plan.ops[i].kind for i in chain] for chain in needed_by(plan).values()]
     assert chains == [["scatter", "attention"]] * (SMALL.layers - 1)
-    assert len(events_of(chrome_trace(gathered()), "t")) == SMALL.layers - 1
+    assert len(events_of(chrome_trace(gathered), "t")) == SMALL.layers - 1
 
 
 def test_a_fetch_on_the_main_stream_has_an_arrow_although_nothing_waits() -> None:
