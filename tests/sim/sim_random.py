@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparda.engine.actions import cut
 from sparda.engine.config import Config, Workload
-from sparda.engine.plan import HOST, Op, Plan
+from sparda.engine.plan import COPY, HOST, Op, Plan
 from sparda.engine.policies import resident_layers
 from sparda.engine.shapes import SparseSpec
 from tests.sim.sim_fakes import PLAYED, SMALL, FakeCosts, step_plan, transfers_of
@@ -80,7 +80,7 @@ def _least_ns(op: Op, plan: Plan, costs: FakeCosts) -> float:
         ctas = max(1, min(work.ctas, work.h2d_bytes // BLOCK_BYTES))
         return costs.transfer_start_ns(plan) + work.h2d_bytes / costs.transfer_gb_s(plan, ctas)
     # Copy engines that have nothing to carry are not started.
-    return 0.0 if op.stream == "copy" and not work.h2d_bytes else costs.alone_ns(op, plan)
+    return 0.0 if op.stream == COPY and not work.h2d_bytes else costs.alone_ns(op, plan)
 
 
 def critical_ns(plan: Plan, costs: FakeCosts) -> float:
@@ -88,10 +88,13 @@ def critical_ns(plan: Plan, costs: FakeCosts) -> float:
     ends, free = [0.0] * len(plan.ops), dict.fromkeys(plan.streams, 0.0)
     least, host, by_host = least_ns(plan, costs), 0.0, HOST in plan.streams
     for action in cut(plan):
+        begun = host
         if by_host and action.stream != HOST:
-            host += costs.issue_ns(plan)
+            host += costs.issue_ns(action.ops[0], plan)
+        # A copy engine begins as the host turns to it, all else when it is issued.
+        issued = begun if action.stream == COPY else host
         for op in action.ops:
-            ready = max([host, free[op.stream], *(ends[i] for i in op.after)])
+            ready = max([issued, free[op.stream], *(ends[i] for i in op.after)])
             ends[op.index] = ready + (costs.join_ns(op, plan) if op.after else 0.0) + least[op.index]
             free[op.stream] = ends[op.index]
         if action.stream == HOST:

@@ -9,8 +9,8 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.engine.actions import cut
-from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, Plan, PlanBuilder, Work
+from sparda.engine.actions import CALLED, cut
+from sparda.engine.plan import COPY, HOST, MAIN, PREFETCH, SELECT, Op, Plan, PlanBuilder, Work
 from sparda.sim.player import play
 from tests.sim.sim_fakes import FakeCosts, built
 from tests.sim.sim_random import least_ns, machines, plans
@@ -37,12 +37,24 @@ def gathering() -> Plan:
 
 
 def test_the_host_issues_then_waits_for_the_gpu_then_gathers_then_issues_the_upload() -> None:
-    # Issued at 10, done at 110; gathered at 610; issued again at 620 and 630, uploaded at 660.
-    assert times(gathering()) == [(10, 110), (110, 610), (620, 660), (660, 690)]
+    # Issued at 10, done at 110; gathered at 610, when the upload begins; issued at 630, by when the upload still runs.
+    assert times(gathering()) == [(10, 110), (110, 610), (610, 650), (650, 680)]
 
 
 def test_each_join_is_paid_by_the_host_as_by_the_gpu() -> None:
-    assert times(gathering(), replace(FREE, join=7.0)) == [(10, 110), (117, 617), (634, 674), (681, 711)]
+    assert times(gathering(), replace(FREE, join=7.0)) == [(10, 110), (117, 617), (624, 664), (671, 701)]
+
+
+class Starting(FakeCosts):
+    """A host that takes 300 ns to start copies."""
+
+    def issue_ns(self, op: Op, plan: Plan) -> float:
+        return 300.0 if op.stream == COPY else self.issue
+
+
+def test_copies_begin_as_the_host_turns_to_them_and_what_comes_after_waits_until_all_are_started() -> None:
+    costs = Starting(transfer_start=0.0, join=0.0, step=0.0, issue=10.0, alone=ALONE)
+    assert times(gathering(), costs) == [(10, 110), (110, 610), (610, 650), (920, 950)]
 
 
 def test_work_of_the_host_delays_what_is_issued_after_it_though_nothing_waits_for_it() -> None:
@@ -103,9 +115,9 @@ def test_the_host_does_one_thing_at_a_time_in_the_order_of_the_plan(plan: Plan, 
     spans, free, issue = play(plan, costs).spans, 0, ceil(costs.issue - 1e-6)
     for action in cut(plan):
         first = spans[action.ops[0].index]
-        free += 0 if action.stream == HOST else issue
-        assert first.start_ns >= free
-        free = first.end_ns if action.stream == HOST else free
+        issued = free + (0 if action.stream in CALLED else issue)
+        assert first.start_ns >= issued
+        free = first.end_ns if action.stream == HOST else free + issue
 
 
 @examples
