@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.calibrate.costs import ALIASES, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth, interpolate
+from sparda.calibrate.costs import (
+    ALIASES,
+    BY_HOST,
+    Beside,
+    BlockCurve,
+    CtaCurve,
+    Fitted,
+    FittedCosts,
+    KernelCost,
+    PathCosts,
+    at_depth,
+    interpolate,
+)
 from sparda.calibrate.profile import load_profile
 from sparda.engine.config import POLICIES, Config, Workload
 from sparda.engine.errors import SpardaError
@@ -85,7 +98,7 @@ def test_a_kernel_is_as_fast_as_measured_at_the_best(
 
 def test_a_kind_that_was_not_measured_is_an_error_that_says_what_was() -> None:
     kernels = {kind: KernelCost("", (1.0,), (0.0,), ((100.0,),), ((1e15,),)) for kind in DENSE_KINDS}
-    costs = FittedCosts(MACHINE, Fitted(kernels, (), {}, 0.0, ((1, 0.0),), ((1, 0.0),), 0.0))
+    costs = FittedCosts(MACHINE, Fitted(kernels, (), {}, (), 0.0, ((1, 0.0),), ((1, 0.0),), 0.0))
     plans = {p: make_plan(SHAPE, SparseSpec(), Workload(), Config(p)) for p in ("dense", "nosa")}
     assert all(costs.alone_ns(op, plans["dense"]) == 100.0 for op in plans["dense"])
     (bias, *_) = plans["nosa"].of_kind("bias")
@@ -129,24 +142,51 @@ def test_depths_between_curves_are_between_them_and_registers_count_as_the_shall
     assert at_depth(curves, 1, 1) == at_depth(curves, 2, 1)
 
 
-def fitted_costs(slowdown: float = 1.2, gb_s: float = 40.0, transfer: float = 45.0) -> FittedCosts:
-    """Constants wherever a table is wanted; attention alone was measured beside a copy."""
+ORDERED = 1.05
+"""Slow-down of an attention beside thread blocks that found room beside it."""
+PLACES = 4
+"""Multiprocessors of 132 that attention over 96 blocks leaves free at batch 16: 32 heads, 4 thread blocks each."""
+PATHS = PathCosts(
+    listed={"blocks": BlockCurve((10,), (100.0,)), "batch": BlockCurve((10,), (50.0,))},
+    started={"blocks": BlockCurve((10,), (900.0,)), "batch": BlockCurve((10,), (20.0,))},
+    by_blocks={kind: BlockCurve((10, 20), (1000.0, 1500.0)) for kind in BY_HOST if kind != "enlist"},
+    round_trip_ns=12000.0,
+)
+
+
+def beside_copies(slowdown: float, gb_s: float) -> Beside:
+    return Beside(16, (CtaCurve(8, (1, 16), (slowdown, slowdown)),), (CtaCurve(8, (1, 16), (gb_s, gb_s)),))
+
+
+def fitted_costs(
+    slowdown: float = 1.2,
+    gb_s: float = 40.0,
+    transfer: float = 45.0,
+    ordered: float = ORDERED,
+    paths: PathCosts | None = None,
+) -> FittedCosts:
+    """Constants wherever a table is wanted; attention and norm alone were measured beside a copy."""
     plan = plan_of()
     kernels = {op.kind: KernelCost("", (1.0,), (0.0,), ((5000.0,),), ((1e12,),)) for op in plan}
     kernels["attention"] = KernelCost("top_k", (16.0,), (64.0, 128.0), ((1.0, 3.0),), ((1e12, 1e12),))
     kernels["select"] = KernelCost("context_tokens", (16.0,), (0.0, 1e6), ((0.0, 1e6),), ((1e12, 1e12),))
-    beside = Beside(16, (CtaCurve(8, (1, 16), (slowdown, slowdown)),), (CtaCurve(8, (1, 16), (gb_s, gb_s)),))
-    curve = CtaCurve(8, (1, 16), (transfer, transfer))
-    return FittedCosts(
-        MACHINE,
-        Fitted(
-            kernels, (curve,), {"attention": (beside,), "norm": (beside,)}, 1.0, ((1, 2.0), (31, 4.0)), ((1, 0.5),), 3.0
-        ),
+    beside = beside_copies(slowdown, gb_s)
+    fitted = Fitted(
+        kernels,
+        transfer=(CtaCurve(8, (1, 16), (transfer, transfer)),),
+        beside={"attention": (beside,), "norm": (beside,)},
+        in_order=(beside_copies(ordered, gb_s),),
+        start_ns=1.0,
+        lanes=((1, 2.0), (31, 4.0)),
+        launches=((1, 0.5),),
+        step_ns=3.0,
+        paths=paths,
     )
+    return FittedCosts(MACHINE, fitted)
 
 
-def plan_of() -> Plan:
-    return make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config())
+def plan_of(**config: Any) -> Plan:
+    return make_plan(SHAPE, SparseSpec(), Workload(), Config(**config))
 
 
 def op_of(kind: str, stream: str = "main") -> Op:
@@ -166,39 +206,96 @@ def test_a_graph_without_side_streams_launches_at_once() -> None:
     assert fitted_costs().alone_ns(op_of("qkv"), straight) == 5000.0
 
 
-def test_only_an_attention_pays_for_waiting() -> None:
+def test_only_an_attention_beside_a_choice_pays_for_waiting() -> None:
     costs, plan = fitted_costs(), plan_of()
-    assert (costs.join_ns(op_of("attention"), plan), costs.join_ns(op_of("sample"), plan)) == (3.0, 0.0)
+    own, *later = plan.of_kind("attention")
+    assert costs.join_ns(own, plan) == 3.0, "the first layer chooses for the next one too"
+    assert {costs.join_ns(op, plan) for op in later[:-1]} == {3.0}
+    assert costs.join_ns(later[-1], plan) == 0.0, "in the last layer nobody chooses"
+    assert {costs.join_ns(op, plan) for op in plan if op.kind != "attention"} == {0.0}
+
+
+def test_beside_thread_blocks_that_found_room_an_attention_is_slowed_as_in_a_steps_order() -> None:
+    costs, plan = fitted_costs(), plan_of()
+    (attention, *_) = plan.of_kind("attention")
+    assert costs.places(attention, plan) == PLACES
+    slowed = [costs.slowdown(attention, plan, ctas) for ctas in (0, 1, PLACES, PLACES + 1, 16)]
+    assert slowed == [1.0, ORDERED, ORDERED, 1.2, 1.2]
+
+
+def test_a_copy_through_registers_finds_room_beside_any_attention() -> None:
+    costs, plan = fitted_costs(), plan_of(prefetch_stages=1, prefetch_warps=8)
+    (attention, *_) = plan.of_kind("attention")
+    assert costs.places(attention, plan) is None
+    assert [costs.slowdown(attention, plan, ctas) for ctas in (1, 16, 64)] == [ORDERED] * 3
+
+
+def test_no_other_kind_makes_thread_blocks_wait_or_is_slowed_as_in_order() -> None:
+    costs, plan = fitted_costs(), plan_of()
+    assert {costs.places(op, plan) for op in plan if op.kind != "attention"} == {None}
+    assert [costs.slowdown(op_of("norm"), plan, ctas) for ctas in (1, PLACES, 16)] == [1.2] * 3
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.floats(0.2, 3.0), st.integers(0, 64))
-def test_nothing_runs_faster_beside_a_copy(measured: float, ctas: int) -> None:
-    costs, plan = fitted_costs(slowdown=measured), plan_of()
-    assert costs.slowdown(op_of("attention"), plan, ctas) == (max(1.0, measured) if ctas else 1.0)
+@given(st.floats(0.2, 3.0), st.floats(0.2, 3.0), st.integers(0, 64))
+def test_nothing_runs_faster_beside_a_copy(measured: float, ordered: float, ctas: int) -> None:
+    costs, plan = fitted_costs(slowdown=measured, ordered=ordered), plan_of()
+    slower = max(1.0, measured if ctas > PLACES else ordered)
+    assert costs.slowdown(op_of("attention"), plan, ctas) == (slower if ctas else 1.0)
+    assert costs.slowdown(op_of("norm"), plan, ctas) == (max(1.0, measured) if ctas else 1.0)
     assert costs.slowdown(op_of("lm_head"), plan, ctas) == 1.0
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.floats(1.0, 200.0), st.floats(1.0, 200.0))
-def test_a_copy_is_never_faster_than_the_link_nor_faster_beside_compute_than_alone(alone: float, beside: float) -> None:
+@given(st.floats(1.0, 200.0), st.floats(1.0, 200.0), st.integers(1, 64))
+def test_a_copy_is_never_faster_than_the_link_nor_faster_beside_compute_than_alone(
+    alone: float, beside: float, ctas: int
+) -> None:
     costs, plan = fitted_costs(gb_s=beside, transfer=alone), plan_of()
-    assert costs.transfer_gb_s(plan) == min(alone, 50.0)
-    share = costs.transfer_share(op_of("attention"), plan)
+    assert costs.transfer_gb_s(plan, ctas) == min(alone, 50.0)
+    share = costs.transfer_share(op_of("attention"), plan, ctas)
     assert share == pytest.approx(min(1.0, beside / min(alone, 50.0)))
     assert 0.0 < share <= 1.0
-    assert costs.transfer_share(op_of("lm_head"), plan) == 1.0
+    assert costs.transfer_share(op_of("lm_head"), plan, ctas) == 1.0
 
 
 @pytest.mark.parametrize(("kind", "like"), sorted(ALIASES.items()))
 def test_a_kind_like_another_behaves_beside_a_copy_like_that_one(kind: str, like: str) -> None:
     costs, plan = fitted_costs(), plan_of()
     assert costs.slowdown(op_of(kind), plan, 4) == costs.slowdown(op_of(like), plan, 4)
-    assert costs.transfer_share(op_of(kind), plan) == costs.transfer_share(op_of(like), plan)
+    assert costs.transfer_share(op_of(kind), plan, 4) == costs.transfer_share(op_of(like), plan, 4)
 
 
-def test_costs_come_back_from_json_as_they_were() -> None:
-    costs = fitted_costs()
+def test_time_by_blocks_is_straight_between_points_in_proportion_beyond_and_none_for_none() -> None:
+    curve = BlockCurve((10, 20), (1000.0, 1500.0))
+    assert [curve.at(blocks) for blocks in (0, 5, 10, 15, 20, 40)] == [0.0, 1000.0, 1000.0, 1250.0, 1500.0, 3000.0]
+
+
+@pytest.mark.parametrize("transfer", ["gather", "blocks", "batch"])
+def test_what_goes_by_way_of_the_host_takes_what_its_blocks_take(transfer: str) -> None:
+    costs, plan = fitted_costs(paths=PATHS), plan_of(transfer=transfer)
+    blocks = round(plan.workload.miss_rate * plan.config.top_k * 16 * SHAPE.kv_heads)
+    kinds = {"gather": ("gather", "upload", "scatter"), "blocks": ("blocks",), "batch": ("batch",)}[transfer]
+    for kind in kinds:
+        assert costs.alone_ns(plan.of_kind(kind)[0], plan) == PATHS.by_blocks[kind].at(blocks)
+    if transfer != "gather":
+        enlist, copies = plan.of_kind("enlist")[0], plan.of_kind(transfer)[0]
+        assert costs.alone_ns(enlist, plan) == PATHS.listed[transfer].at(blocks)
+        assert costs.issue_ns(copies, plan) == PATHS.started[transfer].at(blocks)
+        assert costs.join_ns(enlist, plan) == PATHS.round_trip_ns
+    assert costs.issue_ns(plan.of_kind("norm")[0], plan) == costs.fitted.step_ns
+
+
+def test_without_rows_of_them_the_paths_of_the_host_are_not_made_up() -> None:
+    costs, plan = fitted_costs(), plan_of(transfer="gather")
+    with pytest.raises(SpardaError, match="no measured cost for 'gather'"):
+        costs.alone_ns(plan.of_kind("gather")[0], plan)
+    assert "infinigen" not in costs.policies(plan)
+
+
+@pytest.mark.parametrize("paths", [None, PATHS])
+def test_costs_come_back_from_json_as_they_were(paths: PathCosts | None) -> None:
+    costs = fitted_costs(paths=paths)
     assert FittedCosts.from_plain(MACHINE, json.loads(json.dumps(costs.to_plain()))) == costs
 
 

@@ -52,7 +52,7 @@ def profile(tmp_path: Path) -> Profile:
         errors=ERRORS,
         envelope=ENVELOPE,
         sessions=("s1", "s2"),
-        costs=FittedCosts(MACHINE, Fitted({}, (), {}, 1.0, (), (), 3.0)),
+        costs=FittedCosts(MACHINE, Fitted({}, (), {}, (), 1.0, (), (), 3.0)),
         folder=tmp_path,
     )
     (tmp_path / "profile.json").write_text(profile_json(made))
