@@ -36,7 +36,7 @@ def errors_text(errors: Errors) -> str:
                 "Beside a copy: the kind's slow-down, worst where many CTAs all but stop it, and the copy's GB/s, of "
                 "which rows keep no repeats."
             ),
-            columns(["kernel", "points", "by CTAs", "by batch", "run to run", "GB/s by CTAs", "by batch"], corun),
+            columns(["kernel", "points", "by CTAs", "by batch", "run to run", "GB/s, CTAs", "by batch"], corun),
         ]
     )
 

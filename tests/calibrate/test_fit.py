@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparda.calibrate.cases import config_of, workload_of
+from sparda.calibrate.costs import IN_ORDER, LAYER
 from sparda.calibrate.fit import calibrate, fit
 from sparda.calibrate.holdout import HeldOut, error_band, held_out
 from sparda.calibrate.profile import load_profile
@@ -74,8 +75,33 @@ def test_slowing_and_sharing_are_those_measured_beside_a_copy(store: Store) -> N
         plan = make_plan(MODEL, SPEC, Workload(64, 65536), Config(prefetch_ctas=ctas))
         (attention, *_), (embed,) = plan.of_kind("attention"), plan.of_kind("embed")
         assert costs.slowdown(attention, plan, ctas) == pytest.approx(1 + 0.005 * ctas, rel=1e-3)
-        assert costs.transfer_share(attention, plan) == pytest.approx(0.9, rel=1e-2)
-        assert (costs.slowdown(embed, plan, ctas), costs.transfer_share(embed, plan)) == (1.0, 1.0)
+        assert costs.transfer_share(attention, plan, ctas) == pytest.approx(0.9, rel=1e-2)
+        assert (costs.slowdown(embed, plan, ctas), costs.transfer_share(embed, plan, ctas)) == (1.0, 1.0)
+
+
+def test_beside_thread_blocks_that_found_room_attention_is_slowed_as_in_a_steps_order_where_that_was_measured(
+    store: Store,
+) -> None:
+    for batch in (1, 64):
+        case = {"batch": batch, "ctas": 2, "warps": 1, "stages": 8, "chunk_bytes": 16384}
+        store.append("corun", [row("corun", IN_ORDER, dict(case), 1500.0, {"alone_us": 1000.0, "copy_bytes": 45e6})])
+    costs = fit("none", store, MODEL, SPEC)
+    # A layer longer by 500 us beside a copy of some 1670: the attention did in 1670 us what takes it 1170 alone.
+    copy_us = START_US + 45e6 / (0.9 * rate(2, 8)) / 1e3
+    plan = make_plan(MODEL, SPEC, Workload(1, 65536), Config())
+    (attention, *_) = plan.of_kind("attention")
+    places = costs.places(attention, plan)
+    assert places is not None
+    assert places > 16
+    assert costs.slowdown(attention, plan, 2) == pytest.approx(copy_us / (copy_us - 500.0), rel=1e-2)
+    assert costs.slowdown(attention, plan, places + 1) == pytest.approx(1 + 0.005 * CTAS[-1], rel=1e-3)
+
+
+def test_rows_of_whole_layers_beside_a_copy_enter_no_fit(store: Store) -> None:
+    before = fit("none", store, MODEL, SPEC)
+    rows = [r for r in store.latest("corun") if r.op == "norm"]
+    store.append("corun", [replace(r, op=LAYER, samples_us=(1.0,), values={**r.values, "slowdown": 9.0}) for r in rows])
+    assert fit("none", store, MODEL, SPEC) == before
 
 
 def test_an_attention_pays_for_the_selection_streams_and_a_step_for_its_graph(store: Store) -> None:
