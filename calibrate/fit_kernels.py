@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sparda.calibrate.costs import KernelCost
 from sparda.calibrate.store import Row, grouped
@@ -70,7 +71,9 @@ def _mean_bytes(kind: str, batch: float, second: str, value: float, shape: Model
     """Least HBM bytes of one operation of ``kind``, averaged over the plan that was measured."""
     context = int(value) if second == "context_tokens" else 32768
     top_k = int(value) if second == "top_k" else 96
+    # A model of few layers scores in one of them all the same, as when it was measured.
     config = Config(policy=HOLDS.get(kind, "sparda"), top_k=top_k)
+    config = replace(config, score_layer=min(config.score_layer, shape.layers - 2))
     ops = make_plan(shape, spec, Workload(int(batch), context, 0.0), config).of_kind(kind)
     return sum(op.work.hbm_bytes for op in ops) / len(ops)
 

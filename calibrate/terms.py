@@ -13,6 +13,7 @@ from sparda.calibrate.store import Row
 from sparda.engine.plan import Op, Plan
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.sim.costs import CostModel, Machine
+from sparda.sim.wrapped import Wrapped
 
 TERMS = {
     "slow-down": "compute beside a copy is slowed by its CTAs",
@@ -31,11 +32,10 @@ TIE = 0.001
 """Difference of the summed errors below which neither form is better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Without:
+@dataclass(frozen=True)
+class Without(Wrapped):
     """``costs`` but for one term."""
 
-    costs: FittedCosts
     term: str
 
     @property
@@ -43,17 +43,11 @@ class Without:
         machine = self.costs.machine
         return replace(machine, hbm_gb_s=1e3 * machine.hbm_gb_s) if self.term == "shared HBM" else machine
 
-    def alone_ns(self, op: Op, plan: Plan) -> float:
-        return self.costs.alone_ns(op, plan)
-
     def slowdown(self, op: Op, plan: Plan, ctas: int) -> float:
         return 1.0 if self.term == "slow-down" else self.costs.slowdown(op, plan, ctas)
 
     def transfer_start_ns(self, plan: Plan) -> float:
         return 0.0 if self.term == "copy's start" else self.costs.transfer_start_ns(plan)
-
-    def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
-        return self.costs.transfer_gb_s(plan, ctas)
 
     def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
         return 1.0 if self.term == "copy's share" else self.costs.transfer_share(op, plan, ctas)
@@ -63,9 +57,6 @@ class Without:
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         return 0.0 if self.term == "join" else self.costs.join_ns(op, plan)
-
-    def issue_ns(self, op: Op, plan: Plan) -> float:
-        return self.costs.issue_ns(op, plan)
 
     def step_ns(self, plan: Plan) -> float:
         return 0.0 if self.term == "graph" else self.costs.step_ns(plan)

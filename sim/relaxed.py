@@ -8,22 +8,22 @@ from statistics import median_low
 from sparda.engine.plan import COPY, HOST, MAIN, Op, Plan
 from sparda.sim.costs import CostModel, Machine
 from sparda.sim.rates import PREFETCH_KIND
+from sparda.sim.wrapped import Wrapped
 
 SMALL_NS = 1000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Relaxed:
+@dataclass(frozen=True)
+class Relaxed(Wrapped):
     """``costs`` on a better machine; with the defaults it is ``costs`` itself.
 
     ``link``, ``hbm``: how many times as fast. Copies move as many times more bytes as the link. Of an operation's
     time, what its bytes take at the HBM's full rate shrinks with it; launch, latency and whatever else it takes do not.
-    ``disturbed`` False: an operation beside a copy is no slower for the SM slots and the traffic that the copy takes
-    (HBM is still shared). ``launched`` False: no joins, no start of a copy, nothing outside the operations.
+    ``disturbed`` False: an operation beside a copy is no slower for the SM slots and the traffic that the copy takes,
+    and leaves it room (HBM is still shared). ``launched`` False: no joins, no start of a copy, nothing outside the operations.
     ``fixed_ns`` is taken off every operation, as far as it lasts: see ``fixed_ns()``.
     """
 
-    costs: CostModel
     link: float = 1.0
     hbm: float = 1.0
     disturbed: bool = True
@@ -38,6 +38,7 @@ class Relaxed:
             hbm_gb_s=m.hbm_gb_s * self.hbm,
             link_h2d_gb_s=m.link_h2d_gb_s * self.link,
             link_d2h_gb_s=m.link_d2h_gb_s * self.link,
+            engine_h2d_gb_s=m.engine_h2d_gb_s * self.link,
         )
 
     def alone_ns(self, op: Op, plan: Plan) -> float:
@@ -56,11 +57,8 @@ class Relaxed:
     def transfer_gb_s(self, plan: Plan, ctas: int) -> float:
         return self.costs.transfer_gb_s(plan, ctas) * self.link
 
-    def transfer_share(self, op: Op, plan: Plan, ctas: int) -> float:
-        return self.costs.transfer_share(op, plan, ctas)
-
     def places(self, op: Op, plan: Plan) -> int | None:
-        return self.costs.places(op, plan)
+        return self.costs.places(op, plan) if self.disturbed else None
 
     def join_ns(self, op: Op, plan: Plan) -> float:
         return self.costs.join_ns(op, plan) if self.launched else 0.0

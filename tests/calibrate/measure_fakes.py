@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure import bench, copies, policies, rivals, run, shares, watch
+from sparda.calibrate.measure import bench, copies, policies, rivals, run, shares, steptrace, watch
 from sparda.calibrate.measure.bench import Bench, Clock
 from sparda.calibrate.store import Store
 from sparda.engine import graph
@@ -27,7 +27,8 @@ from sparda.engine.tiers import Tiers
 from sparda.kernels.handicap import Board
 from sparda.kernels.launch import multiprocessors
 from sparda.kernels.prefetch import _check_settings, _check_tensors
-from tests.calibrate.fake_cuda import FakeCuda
+from tests.calibrate.fake_cuda import FakeCuda, Profiler
+from tests.calibrate.path_fakes import install_paths
 
 SHAPE = replace(MODELS["minicpm4.1-8b"], name="four layers", layers=4)
 START_US, FLOOR_US, HBM_GB_S = 3.0, 1.5, 4000.0
@@ -212,6 +213,8 @@ def install(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr(rivals, "note_progress", gpu.note_progress)
     patch.setattr(rivals, "copy_piece", gpu.copy_piece)
     patch.setattr(rivals, "STREAM_VALUES", 8)
+    install_paths(patch, gpu)
+    patch.setattr(steptrace, "profile", Profiler(gpu))
     patch.setattr(copies.Lists, "LENGTH", 1 << 13)
     patch.setattr(copies.Lists, "BLOCKS_PER_HEAD", 61)
     patch.setattr(run, "Bench", cpu_bench)

@@ -14,21 +14,31 @@ pytest.importorskip("triton", reason="measuring needs torch and triton")
 from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.costs import IN_ORDER, LAYER
 from sparda.calibrate.fit import calibrate, fit
+from sparda.calibrate.fit_kernels import HOLDS
+from sparda.calibrate.holdout import held_out_rows
 from sparda.calibrate.measure import corun, kernels
 from sparda.calibrate.measure.bench import step_case
 from sparda.calibrate.measure.copies import CTAS, DEFAULT, FEWER_CTAS, OTHERS
+from sparda.calibrate.measure.parts import Part
 from sparda.calibrate.measure.run import PARTS, estimate_measure, main_measure
 from sparda.calibrate.profile import SHIPPED
 from sparda.calibrate.store import Row, Store, grouped
-from sparda.engine.config import OF_SHALLOW, Config, Workload
+from sparda.engine.config import FETCHING, OF_SHALLOW, POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.policies import make_plan
-from sparda.engine.shapes import SparseSpec
+from sparda.engine.shapes import MODELS, ModelShape, SparseSpec
 from tests.calibrate.fake_cuda import GRAPH_US
 from tests.calibrate.measure_fakes import FLOOR_US, HBM_GB_S, SHAPE, START_US, Gpu, install, link_gb_s
 
 COPY = {"ctas", "warps", "stages", "chunk_bytes"}
 STEP = {*asdict(Workload()), *asdict(Config())} - {*OF_SHALLOW, "transfer"}
+SHARES = ("hbm_read", "link_shared")
+"""Rows that the part ``handicap`` leaves beside the cases that it lists: what rivals take."""
 BESIDE = len(CTAS) + len(OTHERS) * len(FEWER_CTAS)
+
+
+def can_be_measured(part: Part, shape: ModelShape, gpu_bytes: int) -> set[tuple[str, str]]:
+    """(kind, key) of every row that a part leaves of a model on a GPU with so much memory."""
+    return {(c.kind, c.key) for c in part.cases(shape) if not c.hindrance(shape, SparseSpec(), gpu_bytes)}
 
 
 class Session:
@@ -64,10 +74,16 @@ def test_every_case_has_exactly_one_row_with_its_samples(session: Session) -> No
     assert {r.session for r in session.rows} == {session.result["session"]}
 
 
-@pytest.mark.parametrize("kind", ["link", "kernel", "corun", "step"])
-def test_the_cases_are_those_of_the_shipped_rows(session: Session, kind: str) -> None:
-    shipped = {r.key for r in Store(SHIPPED / "h200-sxm.measured").rows(kind)}
-    assert {r.key for r in session.of(kind)} == shipped
+@pytest.mark.parametrize("kind", ["link", "kernel", "corun", "step", "policy", "handicap"])
+def test_the_cases_are_those_of_the_shipped_rows(kind: str) -> None:
+    store = Store(SHIPPED / "h200-sxm.measured")
+    gpu_bytes = {int(str(known["gpu_memory_bytes"])) for known in store.provenance.values()}
+    model = MODELS["minicpm4.1-8b"]
+    listed = {
+        case for part in PARTS.values() for case in can_be_measured(part, model, min(gpu_bytes)) if case[0] == kind
+    }
+    assert {(r.kind, r.key) for r in store.rows(kind) if r.op not in SHARES} == listed
+    assert ({r.op for r in store.rows(kind)} >= set(SHARES)) == (kind == "link")
 
 
 def test_link_rows_say_which_copy_and_how_fast(session: Session) -> None:
@@ -85,15 +101,27 @@ def test_link_rows_say_which_copy_and_how_fast(session: Session) -> None:
 
 def test_kernel_rows_are_of_every_kind_over_the_axes_it_depends_on(session: Session) -> None:
     axes = {op: {frozenset(r.case) for r in rows} for op, rows in grouped(session.of("kernel"), lambda r: r.op).items()}
-    by_batch = {kind: {frozenset({"batch"})} for kind in (*kernels.BY_BATCH, "graph", "serial")}
-    growing = [kind for kinds in kernels.BY_CONTEXT.values() for kind in kinds]
+    others = [kind for kinds in kernels.ALSO_BY_BATCH.values() for kind in kinds]
+    by_batch = {kind: {frozenset({"batch"})} for kind in (*kernels.BY_BATCH, *others, "graph", "serial")}
+    growing = [kind for t in (kernels.BY_CONTEXT, kernels.ALSO_BY_CONTEXT) for kinds in t.values() for kind in kinds]
+    growing.append("dense_attention")
     by_context = {kind: {frozenset({"batch", "context_tokens"})} for kind in growing}
-    assert axes == {**by_batch, **by_context, "attention": {frozenset({"batch", "top_k"})}}
+    by_top_k = {kind: {frozenset({"batch", "top_k"})} for kinds in kernels.BY_TOP_K.values() for kind in kinds}
+    assert axes == {**by_batch, **by_context, **by_top_k}
     for r in session.of("kernel", *growing):
-        config = Config(policy="sparse" if r.op == "headscore" else "sparda")
+        config = Config(policy=HOLDS.get(r.op, "sparda"), score_layer=SHAPE.layers - 2)
         workload = Workload(int(r.number("batch")), int(r.number("context_tokens")), 0.06)
         work = make_plan(SHAPE, SparseSpec(), workload, config).of_kind(r.op)[-1].work
         assert dict(r.values) == {"flops": work.flops, "hbm_bytes": work.hbm_bytes}
+
+
+def test_every_kind_that_any_policy_needs_is_measured(session: Session) -> None:
+    measured = {r.op for r in session.of("kernel")} | {r.op for r in session.of("link")}
+    for policy in POLICIES:
+        for transfer in TRANSFERS if policy in FETCHING else ("uva",):
+            plan = make_plan(MODELS["minicpm4.1-8b"], SparseSpec(), Workload(), Config(policy, transfer=transfer))
+            # The host's list of copies is timed with the copies.
+            assert {op.kind for op in plan} - {"enlist"} <= measured
 
 
 def test_a_kernel_row_is_what_the_operation_adds_and_nothing_of_its_predecessor_or_the_graph(session: Session) -> None:
@@ -133,7 +161,7 @@ def test_rows_in_a_steps_order_take_a_layers_time_and_say_what_was_copied(sessio
 
 def test_step_rows_say_everything_that_was_stated_and_turned(session: Session) -> None:
     for r in session.of("step"):
-        assert set(r.case) == STEP
+        assert set(r.case) == STEP | ({"transfer"} if config_of(r).transfer != "uva" else set())
         assert r.op == r.case["policy"]
         traced = r.number("miss_rate")
         assert dict(r.values) == {"misses_per_layer": 2.5, "pool_aliased": 1.0, "miss_rate_of_trace": traced or -1.0}
@@ -159,20 +187,32 @@ def test_a_fit_accepts_the_rows_and_finds_the_machine_again(session: Session) ->
     assert (costs.machine.gpu, costs.machine.sms) == ("NVIDIA None", 132)
 
 
-def test_a_profile_of_the_rows_predicts_the_steps_of_a_machine_where_nothing_contends(session: Session) -> None:
-    profile = calibrate(session.folder, "none")
-    assert profile.band.count == len(session.of("step"))
+def test_a_profile_of_the_rows_predicts_the_steps_of_a_machine_where_nothing_contends(
+    session: Session, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    store.add_session(str(session.result["session"]), session.store.provenance[str(session.result["session"])])
+    for kind in ("link", "kernel", "corun"):
+        store.append(kind, session.of(kind))
+    # Each step is played many times over: every eighth will do.
+    store.append("step", session.of("step")[::8])
+    by_gpu, by_host = held_out_rows(store)
+    profile = calibrate(tmp_path, "none")
+    assert profile.band.count == len(by_gpu) > 0
+    assert profile.judged.by_host.count == len(by_host) > 0
     # Too slow by the graphs' own time, which a step pays once and the operations of every kind brought along.
     assert 0 < profile.band.bias == profile.band.median
     assert profile.band.worst < 0.1
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_the_cases_that_a_part_lists_are_the_rows_that_it_leaves(session: Session, name: str) -> None:
-    listed = list(PARTS[name].cases(SHAPE))
-    can = {c.key for c in listed if not c.hindrance(SHAPE, SparseSpec(), 141 << 30)}
-    ours = {c.kind for c in listed}
-    assert {r.key for r in session.rows if r.kind in ours} == can
+def test_the_cases_that_a_part_lists_are_the_rows_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    install(monkeypatch)
+    main_measure(tmp_path, 600.0, [name], SHAPE.name)
+    left = {(r.kind, r.key) for r in Store(tmp_path).rows() if r.op not in SHARES}
+    assert left == can_be_measured(PARTS[name], SHAPE, 141 << 30)
 
 
 def test_of_a_session_that_is_complete_nothing_is_left_but_what_never_fitted(session: Session) -> None:
@@ -181,7 +221,7 @@ def test_of_a_session_that_is_complete_nothing_is_left_but_what_never_fitted(ses
     deep = {p.name for p in expected.parts if p.too_big}
     assert "policies" in deep, "shallow needs more layers"
     assert deep <= {"policies", "steps"}, "and so do lookaheads of 4"
-    assert sum(p.measured for p in expected.parts) == len(session.rows)
+    assert sum(p.measured for p in expected.parts) == sum(r.op not in SHARES for r in session.rows)
     assert expected.lines[-1] == "nothing is left to measure"
 
 

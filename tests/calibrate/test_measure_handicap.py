@@ -219,7 +219,7 @@ def test_a_step_that_the_gpu_has_no_memory_for_is_said_and_skipped(
     monkeypatch.setattr(torch.cuda.get_device_properties(0), "total_memory", needed - 1)
     bench = new_bench(tmp_path)
     measure_handicap(bench)
-    assert capsys.readouterr().err.count("skipped: sparda, batch 64: needs") == 2
+    assert capsys.readouterr().err.count("skipped: sparda, batch 64, 131072 tokens: needs") == 2
     assert {(r.op, workload_of(r).batch) for r in bench.store.rows("handicap")} == {
         (policy, batch) for policy, batch, *_ in STEPS_MEASURED if batch < 64
     }

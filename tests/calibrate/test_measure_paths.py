@@ -11,7 +11,6 @@ import pytest
 pytest.importorskip("triton", reason="measuring needs torch and triton")
 
 import torch
-from torch import Tensor
 
 from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.measure import path_steps, paths
@@ -20,58 +19,18 @@ from sparda.calibrate.measure.path_steps import measure_path_steps, path_cases
 from sparda.calibrate.measure.paths import Parts, measure_paths
 from sparda.calibrate.measure.steps import cases as steps_otherwise
 from sparda.calibrate.store import Row, Store
-from sparda.engine.copy_engine import BlockCopies
-from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
 from tests.calibrate.fake_cuda import GRAPH_US
 from tests.calibrate.measure_fakes import SHAPE, Gpu, install, new_bench
+from tests.calibrate.path_fakes import CARRY_US, COPY_US, REPEATS, SPREAD_US, Runtime
 
 FEW = (1, 8)
-CARRY_US, COPY_US, SPREAD_US = 11.0, 7.0, 3.0
-
-
-class Runtime:
-    """A CUDA runtime that has batches, or has not."""
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-
-    def require_batch(self) -> None:
-        if self.reason:
-            raise SpardaError(self.reason)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """Every part really copies, and takes its time."""
-    gpu = install(monkeypatch)
-
-    class Copies(BlockCopies):
-        def __init__(self, pool: Tensor, most: int, runtime: object) -> None:
-            super().__init__(pool, most)
-
-        def one_by_one(self) -> None:
-            super().one_by_one()
-            gpu.current.work(COPY_US)
-
-        def at_once(self) -> None:
-            super().at_once()
-            gpu.current.work(COPY_US)
-
-    def carry(staged: Tensor, uploaded: Tensor, count: int) -> None:
-        uploaded[:count] = staged[:count]
-        gpu.current.work(CARRY_US)
-
-    def spread(*args: Tensor) -> None:
-        gpu.current.work(SPREAD_US)
-
     monkeypatch.setattr(paths, "BLOCKS", FEW)
-    monkeypatch.setattr(paths, "REPEATS", 2)
-    monkeypatch.setattr(paths, "BlockCopies", Copies)
-    monkeypatch.setattr(paths, "carry", carry)
-    monkeypatch.setattr(paths, "spread", spread)
-    monkeypatch.setattr(paths, "cuda_runtime", Runtime)
-    return gpu
+    return install(monkeypatch)
 
 
 @pytest.fixture
@@ -95,7 +54,7 @@ def test_every_part_has_one_row_a_case_with_its_samples_and_rate(gpu: Gpu, tmp_p
     assert len({r.key for r in rows}) == len(rows)
     assert {r.key for r in rows} == {c.key for c in paths.cases(SHAPE)}
     for r in rows:
-        assert len(r.samples_us) == 2
+        assert len(r.samples_us) == REPEATS
         assert r.method
         if r.op != "report":
             moved = r.number("blocks") * SHAPE.block_bytes(SparseSpec())
