@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparda.calibrate.costs import Beside, CtaCurve, Fitted, FittedCosts, KernelCost
 from sparda.calibrate.datasheet import Datasheet, datasheet_named, datasheets
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
+from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import BASE, DATASHEET, Profile, load_profile, profile_names
 from sparda.calibrate.transfer import carried, hbm_of, transferred
 from sparda.calibrate.waves import attention_turns
@@ -259,7 +260,7 @@ def test_no_carried_kernel_is_faster_than_its_bytes_unless_it_was_measured_so(na
 def test_rows_sessions_and_errors_of_the_base_are_not_those_of_a_datasheet(base: Profile) -> None:
     profile = load_profile("h100-sxm.datasheet")
     assert (profile.sessions, profile.store.rows(), profile.store.provenance) == ((), [], {})
-    assert not (profile.errors.kernels or profile.errors.corun or profile.errors.copies)
+    assert profile.errors == Errors({}, {}, ())
     assert base.store.rows()
 
 
