@@ -20,8 +20,8 @@ class Relaxed(Wrapped):
     ``link``, ``hbm``: how many times as fast. Copies move as many times more bytes as the link. Of an operation's
     time, what its bytes take at the HBM's full rate shrinks with it; launch, latency and whatever else it takes do not.
     ``disturbed`` False: an operation beside a copy is no slower for the SM slots and the traffic that the copy takes,
-    and leaves it room (HBM is still shared). ``launched`` False: no joins, no start of a copy, nothing outside the operations.
-    ``fixed_ns`` is taken off every operation, as far as it lasts: see ``fixed_ns()``.
+    and leaves it room (HBM is still shared). ``launched`` False: no joins, no start of a copy, nothing outside the
+    operations. ``fixed_ns`` is taken off every operation, as far as it lasts: see ``fixed_ns()``.
     """
 
     link: float = 1.0
