@@ -16,7 +16,11 @@ COPIED = 45e6
 
 
 def layer_rows(
-    costs: FittedCosts, longer: float = 1.0, slower: float = 1.0, copied: float = 1.0, ctas: tuple[int, ...] = (1, 8, 32)
+    costs: FittedCosts,
+    longer: float = 1.0,
+    slower: float = 1.0,
+    copied: float = 1.0,
+    ctas: tuple[int, ...] = (1, 8, 32),
 ) -> Iterator[Row]:
     """A layer alone takes ``longer`` than the costs say, is ``slower`` beside a copy, which moves ``copied`` as much."""
     for batch in (1, 64):

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.calibrate.costs import Beside, CtaCurve, Fitted, FittedCosts, KernelCost
+from sparda.calibrate.costs import Beside, BlockCurve, CtaCurve, Fitted, FittedCosts, KernelCost, PathCosts
 from sparda.calibrate.datasheet import Datasheet, datasheet_named, datasheets
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
 from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import BASE, DATASHEET, Profile, load_profile, profile_names
-from sparda.calibrate.transfer import carried, hbm_of, transferred
+from sparda.calibrate.transfer import ENGINES, carried, hbm_of, on_link, transferred
 from sparda.calibrate.waves import attention_turns
-from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.config import POLICIES, TRANSFERS, Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Op, Plan, Work
 from sparda.engine.policies import make_plan
@@ -214,6 +214,45 @@ def test_a_copy_that_was_measured_faster_beside_compute_than_alone_is_no_faster_
     lucky = replace(beside, gb_s=tuple(replace(c, values=tuple(1.1 * v for v in c.values)) for c in beside.gb_s))
     made = carried(replace(costs, fitted=replace(costs.fitted, beside={"norm": (lucky,)})), MACHINE, MODEL)
     assert made.transfer_share(NORM, plan_of(), 2) == pytest.approx(min(1.0, 1.1 * SHARE))
+
+
+def test_a_wider_link_shortens_what_an_engines_bytes_take_and_not_the_start_of_its_copies() -> None:
+    block_ns = MODEL.block_bytes(SparseSpec()) / 55.0
+    curve = BlockCurve((1, 100), (9000.0, 20_000.0 + 100 * block_ns))
+    paths = PathCosts({"blocks": curve}, {"blocks": curve}, dict.fromkeys((*ENGINES, "gather", "scatter"), curve), 8e3)
+    costs = costs_of()
+    costs = replace(costs, fitted=replace(costs.fitted, paths=paths))
+    made = carried(costs, replace(MACHINE, engine_h2d_gb_s=110.0), MODEL).fitted.paths
+    assert made
+    for kind in ENGINES:
+        assert made.by_blocks[kind].ns == pytest.approx((9000.0 - block_ns / 2, 20_000.0 + 50 * block_ns))
+    unchanged = (made.by_blocks["gather"], made.by_blocks["scatter"], made.listed, made.started, made.round_trip_ns)
+    assert unchanged == (curve, curve, paths.listed, paths.started, paths.round_trip_ns)
+    unknown = carried(costs, replace(MACHINE, engine_h2d_gb_s=0.0), MODEL).fitted.paths
+    assert unknown == paths
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_every_transfer_path_is_faster_on_a_wider_link_where_the_step_waits_for_it(
+    base: Profile, transfer: str
+) -> None:
+    plan = make_plan(MODEL, SparseSpec(), Workload(64, 131072, 0.12), Config(prefetch_ctas=16, transfer=transfer))
+    wide = on_link(base, "nvlink-c2c")
+    assert (wide.name, wide.tier, wide.band.count) == (f"{BASE}, nvlink-c2c", DATASHEET, 0)
+    assert (wide.sessions, wide.store.rows()) == ((), [])
+    assert play(plan, wide.costs).makespan_ns < 0.95 * play(plan, base.costs).makespan_ns
+
+
+def test_the_profiles_own_link_changes_no_step(base: Profile) -> None:
+    same, plan = on_link(base, datasheet_named("h200-sxm").link.name), plan_of()
+    assert play(plan, same.costs).makespan_ns == pytest.approx(play(plan, base.costs).makespan_ns, abs=100)
+
+
+def test_an_unknown_link_is_named_with_those_known(base: Profile) -> None:
+    with pytest.raises(SpardaError, match=r"link is 'wire'; known links: .*nvlink-c2c"):
+        on_link(base, "wire")
+    with pytest.raises(SpardaError, match=r"mine has no datasheet in machines\.toml"):
+        on_link(replace(base, name="mine"), "nvlink-c2c")
 
 
 # Profiles of datasheets
