@@ -7,8 +7,8 @@ see ``calibrate.handicap``.
    latency, the ends of pipelines) changes with the clock alone. No kernel of decoding is bound by arithmetic.
 2. HBM gives the measured share of its datasheet rate, and no more than the multiprocessors together can read.
 3. The link gives thread blocks the measured share of its raw rate; one CTA moves what it moves on the measured link
-   (bytes under way over the round trip), so few CTAs may not fill a wider link.
-   Of a copy engine's time, what its bytes take at the engine's own rate changes with the link; starting copies does not.
+   (bytes under way over the round trip), so few CTAs may not fill a wider link. Of a copy engine's time, what its
+   bytes take at the engine's own rate changes with the link, and the rest stays.
 4. What copies and compute do to each other stays as it is, in shares, for as many CTAs.
 5. Kernels are cut for the target's multiprocessors, and take as many turns as that makes (``calibrate.waves``); what
    scoring takes beyond its bytes' part is work that they all share.

@@ -22,7 +22,7 @@ def layer_rows(
     copied: float = 1.0,
     ctas: tuple[int, ...] = (1, 8, 32),
 ) -> Iterator[Row]:
-    """A layer alone takes ``longer`` than the costs say, is ``slower`` beside a copy, which moves ``copied`` as much."""
+    """Times as the costs say, but for factors: on the layer alone, on its slow-down, and on the copy's rate."""
     for batch in (1, 64):
         for n in ctas:
             config = Config(prefetch_ctas=n)

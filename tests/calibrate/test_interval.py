@@ -46,7 +46,7 @@ def test_an_interval_does_not_depend_on_what_was_asked_before(costs: FittedCosts
     "left",
     [
         NOTHING,
-        Residuals({"down": (0.0,)}, (0.0, 0.0), {name: (0.0,) for name in CLASSES}, {name: () for name in CLASSES}),
+        Residuals({"down": (0.0,)}, (0.0, 0.0), dict.fromkeys(CLASSES, (0.0,)), dict.fromkeys(CLASSES, ())),
     ],
 )
 def test_where_nothing_is_unexplained_the_interval_is_the_prediction(costs: FittedCosts, left: Residuals) -> None:

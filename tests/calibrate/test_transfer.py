@@ -233,9 +233,7 @@ def test_a_wider_link_shortens_what_an_engines_bytes_take_and_not_the_start_of_i
 
 
 @pytest.mark.parametrize("transfer", TRANSFERS)
-def test_every_transfer_path_is_faster_on_a_wider_link_where_the_step_waits_for_it(
-    base: Profile, transfer: str
-) -> None:
+def test_every_path_is_faster_on_a_wider_link_where_the_step_waits_for_it(base: Profile, transfer: str) -> None:
     plan = make_plan(MODEL, SparseSpec(), Workload(64, 131072, 0.12), Config(prefetch_ctas=16, transfer=transfer))
     wide = on_link(base, "nvlink-c2c")
     assert (wide.name, wide.tier, wide.band.count) == (f"{BASE}, nvlink-c2c", DATASHEET, 0)
