@@ -36,12 +36,27 @@ IDS = [
     "parity.smollm2.mismatches",
     "heldout.steps.count",
     "heldout.steps.median",
+    "heldout.steps.p95",
     "heldout.steps.max",
     "heldout.steps.max.few_ctas",
+    "heldout.host_paths.median",
+    "heldout.tau.min",
+    "interval90.coverage",
     "regret.max",
     "gain.vs_public.max",
+    "handicap.count",
+    "handicap.median",
+    "handicap.max",
+    "machines.measured",
+    "machines.datasheet",
     "sim.steps_per_s",
+    "sim.ms_per_step",
+    "sim.configs_per_s",
 ]
+COUNTED = ("heldout.steps.count", "handicap.count")
+"""Figures that are 0 without rows: there is nothing else that they could be."""
+ROWLESS = ("machines.", "sim.")
+"""Figures that rest on no row."""
 
 
 def test_figures_come_from_the_rows(profile: Profile) -> None:
@@ -56,7 +71,9 @@ def test_figures_come_from_the_rows(profile: Profile) -> None:
     assert figures["heldout.steps.median"].value == pytest.approx(1 - 1 / 1.02, abs=1e-4)
     assert figures["decode.step_ms.b16_m06"].rows == 1
     assert "NVIDIA Fake $1: s1" in figures["decode.step_ms.b16_m06"].provenance
-    assert (figures["sim.steps_per_s"].value or 0) > 0
+    assert figures["heldout.steps.p95"].value == figures["heldout.steps.max"].value
+    assert all((figures[i].value or 0) > 0 for i in IDS if i.startswith(ROWLESS))
+    assert all(figures[i].provenance == LIVE for i in IDS if i.startswith("sim."))
     assert figures["regret.max"].value is None
     assert figures["regret.max"].met is None
 
@@ -151,8 +168,9 @@ def test_without_rows_nothing_is_claimed(profile: Profile) -> None:
         path.unlink()
     figures = evidence(profile, seconds=0.01)
     assert list(figures) == IDS
-    assert figures["heldout.steps.count"].value == 0
-    assert all(figures[i].value is None for i in IDS if i not in ("heldout.steps.count", "sim.steps_per_s"))
+    assert [figures[i].value for i in COUNTED] == [0, 0]
+    assert all(figures[i].value is None for i in IDS if i not in COUNTED and not i.startswith(ROWLESS))
+    assert not any(figures[i].rows for i in IDS)
 
 
 def test_a_row_without_its_case_is_named(profile: Profile, row: Callable[..., Row]) -> None:
