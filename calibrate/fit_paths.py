@@ -21,9 +21,9 @@ def fit_paths(rows: Sequence[Row]) -> PathCosts | None:
     engine's time is all that follows the making of the list.
     """
     found = {op: [r for r in rows if r.op == op] for op in (*BY_BLOCKS, "report")}
+    found["gather"] = [r for r in found["gather"] if r.number("threads") == USUAL_THREADS]
     if not all(found.values()):
         return None
-    found["gather"] = [r for r in found["gather"] if r.number("threads") == USUAL_THREADS]
     made = {op: _curve(found[op], [r.values["enlist_us"] for r in found[op]]) for op in COPIES}
     started = {op: _curve(found[op], [r.values["host_us"] - r.values["enlist_us"] for r in found[op]]) for op in COPIES}
     rest = {op: _curve(found[op], [r.us - r.values["enlist_us"] for r in found[op]]) for op in COPIES}

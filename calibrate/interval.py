@@ -9,7 +9,7 @@ from math import exp
 from random import Random
 
 from sparda.calibrate.costs import Beside, CtaCurve, FittedCosts, KernelCost
-from sparda.calibrate.residuals import Residuals, class_of
+from sparda.calibrate.residuals import CLASSES, Residuals, class_of
 from sparda.engine.plan import Plan
 from sparda.sim.player import play
 
@@ -46,8 +46,8 @@ class Intervals:
         # Kinds in order of name: a dictionary read back from a file may have another.
         all_alike = _one(random, left.layers)
         kernels = {kind: exp(-all_alike - _one(random, left.kernels.get(kind, ()))) for kind in sorted(fitted.kernels)}
-        slowed = {name: exp(-_one(random, found)) for name, found in sorted(left.slowed.items())}
-        moved = {name: exp(-_one(random, found)) for name, found in sorted(left.moved.items())}
+        slowed = {name: exp(-_one(random, left.slowed.get(name, ()))) for name in sorted(CLASSES)}
+        moved = {name: exp(-_one(random, left.moved.get(name, ()))) for name in sorted(CLASSES)}
         made = replace(
             fitted,
             kernels={kind: _times(cost, kernels[kind]) for kind, cost in fitted.kernels.items()},

@@ -14,6 +14,7 @@ from sparda.calibrate.interval import Intervals
 from sparda.calibrate.judged import UNJUDGED, ErrorBand, Judged
 from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.store import Store
+from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_json
 from sparda.engine.plan import Plan
@@ -55,6 +56,10 @@ class Profile:
         left = self.judged.residuals
         return Intervals(self.costs, left) if left.layers else None
 
+    def band_of(self, config: Config) -> ErrorBand:
+        """Held-out errors of steps like that of ``config``; those that the host has work in are held by themselves."""
+        return self.band if config.path in ("", "uva") else self.judged.by_host
+
     @property
     def label(self) -> str:
         return f"{self.name} ({self.tier})"
@@ -66,7 +71,9 @@ class Profile:
     def outside(self, plan: Plan) -> list[str]:
         """Why a prediction of ``plan`` leaves the measured envelope; empty when it lies inside."""
         w, c = plan.workload, plan.config
-        reasons = [] if plan.shape.name == self.model else [f"model {plan.shape.name}, measured {self.model}"]
+        reasons = [f"costs carried over from {BASE} by datasheet"] if self.tier == DATASHEET else []
+        if plan.shape.name != self.model:
+            reasons.append(f"model {plan.shape.name}, measured {self.model}")
         values = {
             "batch": w.batch,
             "context_tokens": w.context_tokens,

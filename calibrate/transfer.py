@@ -7,7 +7,8 @@ see ``calibrate.handicap``.
    latency, the ends of pipelines) changes with the clock alone. No kernel of decoding is bound by arithmetic.
 2. HBM gives the measured share of its datasheet rate, and no more than the multiprocessors together can read.
 3. The link gives thread blocks the measured share of its raw rate; one CTA moves what it moves on the measured link
-   (bytes under way over the round trip), so few CTAs may not fill a wider link.
+   (bytes under way over the round trip), so few CTAs may not fill a wider link. Of a copy engine's time, what its
+   bytes take at the engine's own rate changes with the link, and the rest stays.
 4. What copies and compute do to each other stays as it is, in shares, for as many CTAs.
 5. Kernels are cut for the target's multiprocessors, and take as many turns as that makes (``calibrate.waves``); what
    scoring takes beyond its bytes' part is work that they all share.
@@ -18,22 +19,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sparda.calibrate.costs import ATTENTIONS, Beside, CtaCurve, Fitted, FittedCosts, KernelCost, at_depth
+from sparda.calibrate.costs import (
+    ATTENTIONS,
+    Beside,
+    BlockCurve,
+    CtaCurve,
+    Fitted,
+    FittedCosts,
+    KernelCost,
+    PathCosts,
+    at_depth,
+)
 from sparda.calibrate.datasheet import Datasheet, datasheets, links
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
+from sparda.calibrate.leave_one_out import Errors
 from sparda.calibrate.profile import DATASHEET, MEASURED, Profile
 from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
-from sparda.engine.shapes import ModelShape, model_named
+from sparda.engine.shapes import ModelShape, SparseSpec, model_named
 from sparda.sim.costs import Machine
 
 SCORES = ("score", "headscore", "partial_score")
 """Kinds whose time beyond their bytes' is work of all multiprocessors alike."""
 
+ENGINES = ("upload", "blocks", "batch")
+"""Kinds of copies that an engine makes."""
+
 RULES = (
     "of a kernel's time, the bytes' part changes with HBM and the rest with the clock",
     "HBM and link give the share of their datasheet rates that was measured on the base",
     "a copying thread block moves what it moves on the base; compute and copies slow each other as there",
+    "of a copy engine's time, the bytes' part changes with the link; what the host does takes it as long",
+    "linears and attention take as many turns as the target's multiprocessors make of them; scoring is shared by all",
 )
 
 
@@ -52,7 +69,7 @@ def carried(costs: FittedCosts, target: Machine, shape: ModelShape, clock: float
         lanes=tuple((batch, ns / clock) for batch, ns in fitted.lanes),
         launches=tuple((batch, ns / clock) for batch, ns in fitted.launches),
         step_ns=fitted.step_ns,
-        paths=fitted.paths,
+        paths=fitted.paths and _by_engine(fitted.paths, machine, target, shape.block_bytes(SparseSpec())),
     )
     return FittedCosts(target, made)
 
@@ -100,6 +117,20 @@ def _on_link(curve: CtaCurve, machine: Machine, target: Machine) -> CtaCurve:
     return replace(curve, values=tuple(map(rate, curve.ctas, curve.values)))
 
 
+def _by_engine(paths: PathCosts, machine: Machine, target: Machine, block_bytes: int) -> PathCosts:
+    """Copy engines on the target's link; as they were where an engine's own rate is not known."""
+    old, new = machine.engine_h2d_gb_s, target.engine_h2d_gb_s
+    if not old or not new:
+        return paths
+
+    def curve(c: BlockCurve) -> BlockCurve:
+        parts = [min(ns, blocks * block_bytes / old) for blocks, ns in zip(c.blocks, c.ns, strict=True)]
+        return replace(c, ns=tuple(ns + part * (old / new - 1) for ns, part in zip(c.ns, parts, strict=True)))
+
+    by_blocks = {kind: curve(c) if kind in ENGINES else c for kind, c in paths.by_blocks.items()}
+    return replace(paths, by_blocks=by_blocks)
+
+
 def _in_shares(
     beside: Mapping[str, tuple[Beside, ...]], old: tuple[CtaCurve, ...], new: tuple[CtaCurve, ...]
 ) -> dict[str, tuple[Beside, ...]]:
@@ -136,15 +167,23 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         engine_h2d_gb_s=round(measured.engine_h2d_gb_s * link, 2),
         sm_read_gb_s=round(measured.sm_read_gb_s * clock, 1),
     )
+    return _unmeasured(base, carried(base.costs, target, model_named(base.model), clock))
+
+
+def _unmeasured(base: Profile, costs: FittedCosts) -> Profile:
+    """A profile of costs carried over from ``base``, without anything that was found out about the base itself."""
     return replace(
         base,
-        name=sheet.profile_name,
+        name=costs.machine.name,
         tier=DATASHEET,
-        machine=target,
+        machine=costs.machine,
         band=NO_BAND,
+        errors=Errors({}, {}, ()),
         sessions=(),
+        # Rows in the base's folder are of the base: here they would confirm what was never run.
+        folder=base.folder.parent / costs.machine.name,
         judged=UNJUDGED,
-        costs=carried(base.costs, target, model_named(base.model), clock),
+        costs=costs,
     )
 
 
@@ -168,7 +207,4 @@ def on_link(base: Profile, name: str) -> Profile:
         link_d2h_gb_s=round(machine.link_d2h_gb_s * ratio, 2),
         engine_h2d_gb_s=round(machine.engine_h2d_gb_s * ratio, 2),
     )
-    costs = carried(base.costs, target, model_named(base.model))
-    return replace(
-        base, name=target.name, tier=DATASHEET, machine=costs.machine, band=NO_BAND, judged=UNJUDGED, costs=costs
-    )
+    return _unmeasured(base, carried(base.costs, target, model_named(base.model)))

@@ -55,7 +55,7 @@ class _Evidence(ModelEvidence):
             ),
             "gain.vs_public.max": self.figure(
                 most.gain_public if most else None,
-                "tokens/s over the public rule's CTA count, less 1",
+                "tokens/s over the public rule's, less 1",
                 None,
                 True,
                 self.judging,

@@ -16,6 +16,7 @@ from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.policies import make_plan
 from sparda.explore.figures import LIVE, Figure, Rows
+from sparda.explore.text import count
 from sparda.sim.player import play
 from sparda.sim.speed import steps_per_second
 
@@ -81,7 +82,7 @@ class ModelEvidence(Rows):
         steps = self._play(self.by_host)
         band = error_band(steps)
         text = (
-            f"{len(steps)} steps whose blocks the host gathers or copies by the copy engine, in Python; worst "
+            f"{count(len(steps), 'step')} whose blocks the host gathers or copies by the copy engine, in Python; worst "
             f"{band.worst:.0%}, run to run {band.spread:.1%}"
             if steps
             else "no rows"
@@ -102,7 +103,7 @@ class ModelEvidence(Rows):
         if worst:
             w = worst.workload
             text = (
-                f"{len(found)} cells, pairs of CTA counts further apart than their spread; median "
+                f"{count(len(found), 'cell')}, pairs of CTA counts further apart than their spread; median "
                 f"{median(r.tau for r in found):.2f}; worst: batch {w.batch}, {w.context_tokens} tokens, "
                 f"{w.miss_rate:.0%} misses, {worst.pairs} pairs"
             )

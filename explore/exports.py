@@ -13,7 +13,7 @@ from sparda.engine.loader import to_plain
 from sparda.explore.cells import NOT_RUN
 from sparda.explore.notes import table_notes
 from sparda.explore.table import CtaTable, TableRow
-from sparda.explore.text import columns, misses, percent, tokens_label, wrapped
+from sparda.explore.text import columns, misses, number, percent, tokens_label, wrapped
 
 FUNCTION = "sparda_prefetch_ctas"
 
@@ -29,8 +29,8 @@ def table_text(table: CtaTable) -> str:
             str(r.prefetch_ctas) + ("" if r.inside else "?"),
             str(r.lookahead),
             f"{r.tokens_per_s:.0f}" + ("" if r.fits else "*"),
-            f"{r.low:.0f}",
-            f"{r.high:.0f}",
+            number(r.low),
+            number(r.high),
             percent(r.gain, 1, sign=True),
             _confirmed(r),
         ]
@@ -57,9 +57,10 @@ def table_markdown(table: CtaTable) -> str:
         measured = "" if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
         ctas = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
         speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
+        band = NOT_RUN if r.low is None else f"{number(r.low)} to {number(r.high)}"
         lines.append(
             f"| {tokens_label(r.context_tokens)} | {r.batch} | {misses(r.miss_rate)} | {ctas} | {r.lookahead} "
-            f"| {speed} | {r.low:.0f} to {r.high:.0f} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
+            f"| {speed} | {band} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
         )
     notes = [n.replace("*", "\\*") for n in table_notes(table)]
     return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
@@ -182,8 +183,8 @@ def _branches(value: str, branches: list[tuple[int, list[str]]]) -> list[str]:
     if not upper:
         return rest
     lines = []
-    for number, (limit, body) in enumerate(upper):
-        lines.append(f'{"elif" if number else "if"} [ "{value}" -le {limit} ]; then')
+    for place, (limit, body) in enumerate(upper):
+        lines.append(f'{"elif" if place else "if"} [ "{value}" -le {limit} ]; then')
         lines += ["    " + line for line in body]
     return [*lines, "else", *("    " + line for line in rest), "fi"]
 

@@ -15,10 +15,7 @@ def opening(profile: Profile, p: Prediction, model: str) -> list[str]:
             f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses; {p.config.policy}: "
             f"{prediction_label(p.config)}. Profile {profile.label}."
         ),
-        wrapped(
-            f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({p.low:.0f} to {p.high:.0f}: "
-            f"{_band(profile)})."
-        ),
+        wrapped(f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({_band(profile, p)})."),
         f"GPU memory {p.gpu_gib:.1f} GiB, pinned memory {p.pinned_gib:.1f} GiB.",
     ]
 
@@ -29,8 +26,10 @@ def warnings(p: Prediction) -> list[str]:
     return found if p.inside else [*found, wrapped(f"Outside the measured range: {'; '.join(p.outside_reasons)}.")]
 
 
-def _band(profile: Profile) -> str:
-    band = profile.band
-    if not band.count:
+def _band(profile: Profile, p: Prediction) -> str:
+    band = profile.band_of(p.config)
+    if p.low is None or p.high is None:
         return "error unknown, no step was held out"
-    return f"-/+ {percent(band.p90)}, the p90 error of {count(band.count, 'held-out step')}"
+    return (
+        f"{p.low:.0f} to {p.high:.0f}: -/+ {percent(band.p90)}, the p90 error of {count(band.count, 'held-out step')}"
+    )

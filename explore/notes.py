@@ -14,8 +14,7 @@ UNFIT_SHOWN = 3
 def table_notes(table: CtaTable) -> list[str]:
     """What a reader must know beside the numbers, one sentence or two each."""
     notes = [
-        f"Profile {table.label}, {table.gpu}, model {table.model}, policy {table.policy}. low and high: predicted "
-        f"tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors.",
+        f"Profile {table.label}, {table.gpu}, model {table.model}, policy {table.policy}. {_band_note(table)}",
         f"CTAs: the fewest within {percent(table.noise)} (run-to-run spread) of the fastest. gain: predicted "
         "tokens/s over the public launcher's CTA count for an H100 (16 up to batch 16, else 32), all else equal.",
         *_confirmed_notes(table),
@@ -24,6 +23,12 @@ def table_notes(table: CtaTable) -> list[str]:
     if any(not r.inside for r in table.rows):
         notes.append("? outside the measured range: an extrapolation.")
     return notes
+
+
+def _band_note(table: CtaTable) -> str:
+    if table.band is None:
+        return "low and high: the error of these predictions is not known, no step was held out."
+    return f"low and high: predicted tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors."
 
 
 def _confirmed_notes(table: CtaTable) -> list[str]:

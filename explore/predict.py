@@ -9,6 +9,7 @@ from sparda.calibrate.profile import Profile
 from sparda.engine.config import Config, Workload
 from sparda.engine.loader import to_plain
 from sparda.engine.memory import Memory, memory_of
+from sparda.engine.plan import Plan
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
 from sparda.explore.scenario import Limits, Scenario
@@ -20,15 +21,16 @@ from sparda.sim.player import play
 class Prediction:
     """One configuration on one workload. Times in microseconds, memory in GiB, speed in tokens per second.
 
-    ``low`` and ``high`` bound tokens/s by the 90th percentile of the profile's held-out step errors.
+    ``low`` and ``high`` bound tokens/s by the 90th percentile of the profile's held-out step errors; None where no
+    step was held out, so that nothing is known of the error.
     """
 
     workload: Workload
     config: Config
     step_us: float
     tokens_per_s: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     inside: bool
     outside_reasons: tuple[str, ...]
     fits: bool
@@ -63,15 +65,15 @@ def predict(
     gpu_limit, pinned_limit = limits_gib(profile, limits or Limits())
     gpu, pinned = memory.gpu_bytes / GIB, memory.pinned_bytes / GIB
     reason = _limit_reason(memory, gpu_limit, pinned_limit)
-    speed, error = timeline.tokens_per_s, profile.band.p90
+    speed, band = timeline.tokens_per_s, profile.band_of(config)
     return Prediction(
         workload=workload,
         config=config,
         step_us=timeline.step_us,
         tokens_per_s=speed,
         # The band is a share of the measured time, and tokens/s is its reciprocal: measured = predicted * (1 +- e).
-        low=speed * max(0.0, 1 - error),
-        high=speed * (1 + error),
+        low=speed * max(0.0, 1 - band.p90) if band.count else None,
+        high=speed * (1 + band.p90) if band.count else None,
         inside=not outside,
         outside_reasons=outside,
         fits=not reason,
@@ -81,6 +83,16 @@ def predict(
         gpu_over_gib=gpu - gpu_limit,
         pinned_over_gib=pinned - pinned_limit,
     )
+
+
+def interval90_us(profile: Profile, plan: Plan) -> tuple[float, float] | None:
+    """Microseconds between which nine measured steps of ten should lie, by what calibration left unexplained.
+
+    None where nothing was left to judge by, and for steps that the host has work in, of which no residuals are kept.
+    Plays the step on every draw: some 40 times as slow as a prediction.
+    """
+    intervals = profile.intervals if plan.config.path in ("", "uva") else None
+    return intervals.of(plan) if intervals else None
 
 
 def limits_gib(profile: Profile, limits: Limits) -> tuple[float, float]:

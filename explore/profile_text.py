@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from sparda.calibrate.profile import Profile
+from sparda.calibrate.profile import BASE, MEASURED, Profile
+from sparda.calibrate.transfer import RULES
 from sparda.engine.loader import to_plain
 from sparda.explore.errors_text import band_text, errors_text
 from sparda.explore.text import GIB, columns, wrapped
@@ -18,7 +19,7 @@ def text_of_profile(profile: Profile) -> str:
     return "\n".join(
         [
             f"{profile.label}: {m.gpu}, model {profile.model}.",
-            f"Folder: {profile.folder}",
+            *([f"Folder: {profile.folder}"] if profile.tier == MEASURED else []),
             wrapped(
                 f"Machine: {m.sms} SMs, HBM {m.hbm_gb_s:,.0f} GB/s, link {m.link_h2d_gb_s:.1f} GB/s to the GPU and "
                 f"{m.link_d2h_gb_s:.1f} GB/s back, {m.hbm_capacity_bytes / GIB:.0f} GiB of GPU memory, "
@@ -26,11 +27,10 @@ def text_of_profile(profile: Profile) -> str:
             ),
             wrapped(band_text(profile.band)),
             "",
-            _sessions(profile),
+            _origin(profile),
             "",
             columns(["measured", "from", "to"], envelope),
-            "",
-            errors_text(profile.errors),
+            *(["", errors_text(profile.errors)] if profile.tier == MEASURED else []),
         ]
     )
 
@@ -58,6 +58,14 @@ def _counts(profile: Profile) -> dict[str, Counter[str]]:
     for r in profile.store.rows():
         found.setdefault(r.session, Counter())[r.kind] += 1
     return found
+
+
+def _origin(profile: Profile) -> str:
+    """The sessions that measured it, or by what rules another machine's costs were carried over."""
+    if profile.tier == MEASURED:
+        return _sessions(profile)
+    start = f"Nothing was measured on it: costs and envelope are those of {BASE}, carried over."
+    return "\n".join(wrapped(sentence) for sentence in (start, *(f"{rule[0].upper()}{rule[1:]}." for rule in RULES)))
 
 
 def _sessions(profile: Profile) -> str:

@@ -83,9 +83,7 @@ class Assumptions:
 
 def step_us(plan: Plan, profile: Profile, issue_ns: int) -> float:
     """Microseconds of a step whose host takes ``issue_ns`` to issue an operation; 0 for a step in one graph."""
-    timeline = play(plan, profile.costs)
-    # A host that runs ahead of the GPU costs nothing until it is what the GPU waits for.
-    return max(timeline.step_us, issue_ns * len(plan.ops) / 1e3)
+    return play(plan, profile.costs, issue_ns=issue_ns).step_us
 
 
 def issue_ns(plan: Plan, launches_per_layer: int, launch_us: float) -> int:

@@ -27,7 +27,9 @@ def evidence_block(figures: Mapping[str, Figure]) -> str:
         value = YOURS if live else missing if f.value is None else _value(f.value, f.unit)
         sign = "" if f.target is None else "≥ " if f.higher_is_better else "≤ "
         target = "" if f.target is None else sign + _value(f.target, f.unit)
-        lines.append(f"| `{name}` | {value} | {target} | {'' if live else WORDS[f.met]} | {'' if live else f.conditions} |")
+        lines.append(
+            f"| `{name}` | {value} | {target} | {'' if live else WORDS[f.met]} | {'' if live else f.conditions} |"
+        )
     return "\n".join(lines)
 
 

@@ -6,11 +6,11 @@ from statistics import median
 
 from sparda.explore.cells import NOT_RUN, TOLERANCE, CellVerdict, cell_verdict
 from sparda.explore.notes import unfit_notes
-from sparda.explore.predict import prediction_label
+from sparda.explore.predict import Prediction, prediction_label
 from sparda.explore.report_data import Report
 from sparda.explore.report_page import Html, count, html, lines, misses, paragraph, table, tag
 from sparda.explore.table import TableRow
-from sparda.explore.text import percent, tokens_label
+from sparda.explore.text import number, percent, tokens_label
 
 MARKS = {"yes": tag("span", "✓", class_="yes"), "no": tag("span", "✗", class_="no"), NOT_RUN: Html("")}
 HEADERS = (
@@ -76,10 +76,10 @@ def _measured(v: CellVerdict) -> str:
 
 def _figures(r: Report, verdict: CellVerdict) -> Html:
     best, (yes, no, dash) = r.answer.choice.best, r.table.confirmed
-    band = r.profile.band
+    band = r.profile.band_of(best.config)
     known = band.count > 0
     items = [
-        ("Predicted speed", f"{best.tokens_per_s:,.0f} tokens/s", f"band {best.low:,.0f} to {best.high:,.0f}"),
+        ("Predicted speed", f"{best.tokens_per_s:,.0f} tokens/s", _band(best)),
         (
             "Over the public rule",
             percent(r.answer.gain, sign=True),
@@ -102,6 +102,14 @@ def _figures(r: Report, verdict: CellVerdict) -> Html:
     )
 
 
+def _band(p: Prediction) -> str:
+    return "error unknown" if p.low is None or p.high is None else f"band {p.low:,.0f} to {p.high:,.0f}"
+
+
+def _error(band: float | None) -> str:
+    return "their error is not known" if band is None else f"± {percent(band)}, the p90 of held-out errors"
+
+
 def _gain_text(verdict: CellVerdict) -> str:
     return "not measured" if verdict.gain_public is None else f"measured {percent(verdict.gain_public, sign=True)}"
 
@@ -116,7 +124,7 @@ def _warnings(r: Report) -> list[str]:
 
 
 def _trust(r: Report) -> str:
-    p, band = r.profile, r.profile.band
+    p, band = r.profile, r.profile.band_of(r.answer.choice.best.config)
     start = f"Profile {p.label}: {tier(r)}. "
     if not band.count:
         return start + "No measured step was held against its predictions, so their error is not known."
@@ -175,7 +183,7 @@ def _cell(t: TableRow, top: float) -> Html:
 def _legend(r: Report) -> str:
     t = r.table
     text = (
-        f"In each cell: the CTAs to use, predicted tokens/s (± {percent(t.band)}, the p90 of held-out errors), and the "
+        f"In each cell: the CTAs to use, predicted tokens/s ({_error(t.band)}), and the "
         "predicted gain over the public launcher's count for an H100 (16 up to batch 16, else 32), all else equal; the "
         f"deeper the colour, the larger. Chosen are the fewest CTAs within {percent(t.noise)} (run-to-run spread) of "
         "the fastest. ✓ confirmed by a measurement, ✗ contradicted, each with the measured gain; no mark: not measured "
@@ -204,8 +212,8 @@ def _full(r: Report) -> Html:
             t.lookahead,
             f"{t.step_us / 1e3:.2f}",
             f"{t.tokens_per_s:,.0f}",
-            f"{t.low:,.0f}",
-            f"{t.high:,.0f}",
+            number(t.low, ",.0f"),
+            number(t.high, ",.0f"),
             t.public_ctas,
             percent(t.gain, sign=True),
             "-" if t.measured_gain is None else percent(t.measured_gain, sign=True),

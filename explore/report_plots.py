@@ -110,20 +110,21 @@ def histogram(held: Sequence[Held]) -> Figure:
     return figure.update_yaxes(title={"text": "steps"})
 
 
-def curve(c: Curve, band: float) -> Figure:
-    """Predicted step time over the CTA count, with its band, what was measured, the choice and the public rule."""
+def curve(c: Curve, band: float | None) -> Figure:
+    """Predicted step time over the CTA count: its band if known, what was measured, the choice, the rule."""
     figure = blank(250, margin={"l": 52, "r": 10, "t": 8, "b": 40}, showlegend=False)
     counts = [p.config.prefetch_ctas for p in c.points]
     times = [p.step_us / 1e3 for p in c.points]
-    figure.add_scatter(
-        x=[*counts, *reversed(counts)],
-        y=[*(t / (1 + band) for t in times), *(t / max(0.05, 1 - band) for t in reversed(times))],
-        fill="toself",
-        fillcolor="rgba(63,127,191,0.13)",
-        line={"width": 0},
-        mode="lines",
-        hoverinfo="skip",
-    )
+    if band is not None:
+        figure.add_scatter(
+            x=[*counts, *reversed(counts)],
+            y=[*(t / (1 + band) for t in times), *(t / max(0.05, 1 - band) for t in reversed(times))],
+            fill="toself",
+            fillcolor="rgba(63,127,191,0.13)",
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+        )
     hover = "%{x} CTAs: %{y:.3f} ms<extra>predicted</extra>"
     figure.add_scatter(x=counts, y=times, mode="lines+markers", line={"color": BLUE}, hovertemplate=hover)
     for kind, symbol in (("step", "circle-open"), ("validation", "diamond-open")):

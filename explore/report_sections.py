@@ -11,7 +11,7 @@ from sparda.explore.predict import Prediction, prediction_label
 from sparda.explore.report_data import Curve, Held, Report, band_of, undominated
 from sparda.explore.report_page import Html, count, figure, html, lines, misses, paragraph, plot, table, tag
 from sparda.explore.report_timeline import family_of, streams, window
-from sparda.explore.text import percent, tokens_label
+from sparda.explore.text import number, percent, tokens_label
 
 WORST = 10
 
@@ -90,14 +90,15 @@ def cta_curves(r: Report) -> Html:
         if rows
         else "No step was measured under just these conditions, so no measured points are shown."
     )
+    shade = "blue" if r.table.band is None else "blue, shaded by the error band"
     panels = [
-        figure(plot(plots.curve(c, r.profile.band.p90), f"curve-{_batch(c)}"), f"Batch {_batch(c)}", _curve_text(c))
+        figure(plot(plots.curve(c, r.table.band), f"curve-{_batch(c)}"), f"Batch {_batch(c)}", _curve_text(c))
         for c in r.curves
     ]
     return lines(
         [
             paragraph(
-                f"Predicted step time (blue, shaded by the error band) at {tokens_label(w.context_tokens)} tokens of "
+                f"Predicted step time ({shade}) at {tokens_label(w.context_tokens)} tokens of "
                 f"context and {misses(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
                 f"the choice, boxed in grey the public rule's count. {seen}"
             ),
@@ -228,8 +229,8 @@ def _front_row(p: Prediction, base: Prediction, kept: bool) -> list[str]:
     return [
         str(p.config.top_k),
         f"{p.tokens_per_s:,.0f}",
-        f"{p.low:,.0f}",
-        f"{p.high:,.0f}",
+        number(p.low, ",.0f"),
+        number(p.high, ",.0f"),
         percent(p.tokens_per_s / base.tokens_per_s - 1, sign=True),
         str(p.config.prefetch_ctas),
         str(p.config.lookahead),

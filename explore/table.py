@@ -17,7 +17,7 @@ from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One cell. ``step_us`` in microseconds, ``low`` and ``high`` bound ``tokens_per_s`` by the error band.
+    """One cell. ``step_us`` in microseconds, ``low`` and ``high`` bound ``tokens_per_s`` by the error band, if known.
 
     ``limit_reason`` says which memory is too small, and by how much. ``gain`` is the predicted tokens/s over that of
     the public rule's CTA count, less 1, all else equal.
@@ -35,8 +35,8 @@ class TableRow:
     resident_blocks: int
     step_us: float
     tokens_per_s: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     public_ctas: int
     gain: float
     tied_ctas: tuple[int, ...]
@@ -66,14 +66,17 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class CtaTable:
-    """The rows and what they rest on. ``band`` is the p90 of held-out step errors, ``noise`` the tie width."""
+    """The rows and what they rest on. ``noise`` is the tie width.
+
+    ``band`` is the p90 of held-out step errors; None where no step was held out.
+    """
 
     profile: str
     tier: str
     gpu: str
     model: str
     policy: str
-    band: float
+    band: float | None
     noise: float
     miss_rate: float
     """The miss rate that a lookup without one means: the scenario's, or the grid's nearest."""
@@ -106,6 +109,7 @@ def cta_table(
     space = Space.of_table(scenario.grid, scenario.config)
     noise = noise_of(profile)
     measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model else []
+    band = profile.band_of(scenario.config)
     rows = []
     for workload in scenario.grid.cells:
         rows.append(_row(predictor, space, workload, scenario.config, noise, measured))
@@ -117,7 +121,7 @@ def cta_table(
         gpu=profile.machine.gpu,
         model=scenario.model,
         policy=scenario.config.policy,
-        band=profile.band.p90,
+        band=band.p90 if band.count else None,
         noise=noise,
         miss_rate=min(scenario.grid.miss_rate, key=lambda m: (abs(m - wanted), m)),
         rows=tuple(rows),

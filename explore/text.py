@@ -37,6 +37,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def number(value: float | None, form: str = ".0f") -> str:
+    """A number as ``form`` has it; a dash where it is not known."""
+    return "-" if value is None else format(value, form)
+
+
 def misses(rate: float) -> str:
     """A miss rate, without a decimal where it needs none."""
     return percent(rate, 0 if round(100 * rate, 6).is_integer() else 1)

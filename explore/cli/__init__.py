@@ -5,8 +5,8 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
 - ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
 - ``machines``: ``name``, ``machines`` (machines.Entry);
-- ``simulate``: ``prediction`` (predict.Prediction), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``,
-  ``link_bytes``, ``trace``;
+- ``simulate``: ``prediction`` (predict.Prediction), ``interval90_us`` (low and high, or null), ``by_kind``,
+  ``busy_us``, ``exposed_us``, ``link_busy_us``, ``link_bytes``, ``trace``;
 - ``explain``: ``prediction``, ``explanation`` (explain.Explanation with ``rule``), ``trace``, ``measured`` (null, or
   the measured step's ``file``, ``step_us``, ``kernels_us``, ``parts_us``, ``same_case``);
 - ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,

@@ -55,16 +55,16 @@ def _text(figures: dict[str, Figure]) -> str:
     rows = [
         [
             name,
+            f.unit,
             _number(f.value),
             ("" if f.target is None else ">= " if f.higher_is_better else "<= ") + _number(f.target),
             words[f.met],
             str(f.rows),
-            f.unit if len(f.unit) <= 12 else "fraction",
         ]
         for name, f in figures.items()
     ]
     missed = [wrapped(f"Not met, {name}: {f.conditions}.") for name, f in figures.items() if f.met is False]
-    return "\n".join([columns(["figure", "value", "target", "", "rows", "unit"], rows), *missed])
+    return "\n".join([columns(["figure", "unit", "value", "target", "", "rows"], rows, left=2), *missed])
 
 
 def _number(value: float | None) -> str:

@@ -143,7 +143,7 @@ def _text(label: str, model: str, choice: Choice, public: Prediction, finding: F
             f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses. Profile {label}."
         ),
         f"{choice.considered} configurations enumerated, {choice.fitting} fit in memory.",
-        f"Best: {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s (band {p.low:.0f} to {p.high:.0f}).",
+        f"Best: {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({_band(p)}).",
         wrapped(
             f"The public rule's {count(public.config.prefetch_ctas, 'CTA')}, all else as the scenario has it: "
             f"{public.step_us / 1e3:.3f} ms, {public.tokens_per_s:.0f} tokens/s; the best is "
@@ -163,6 +163,10 @@ def _text(label: str, model: str, choice: Choice, public: Prediction, finding: F
     if finding:
         lines += ["", *_study_lines(finding)]
     return "\n".join(lines)
+
+
+def _band(p: Prediction) -> str:
+    return "error unknown" if p.low is None or p.high is None else f"band {p.low:.0f} to {p.high:.0f}"
 
 
 def _study_lines(finding: Finding) -> list[str]:

@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> Output:
     """Play one step and break its time down."""
     from sparda.engine.loader import write_json
     from sparda.engine.policies import make_plan
-    from sparda.explore.predict import Predictor
+    from sparda.explore.predict import Predictor, interval90_us
     from sparda.sim.player import play
     from sparda.sim.trace import chrome_trace
 
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> Output:
     prediction = predictor(scenario.workload, scenario.config)
     plan = make_plan(predictor.shape, predictor.spec, scenario.workload, scenario.config)
     timeline = play(plan, profile.costs)
+    interval = interval90_us(profile, plan)
     trace = write_folder_of(args.trace) if args.trace else None
     if trace:
         write_json(trace, chrome_trace(timeline))
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> Output:
         "tier": profile.tier,
         "model": scenario.model,
         "prediction": prediction.to_dict(),
+        "interval90_us": list(interval) if interval else None,
         "by_kind": _kinds(timeline),
         "busy_us": {stream: ns / 1e3 for stream, ns in timeline.busy_ns.items()},
         "exposed_us": timeline.exposed_ns / 1e3,
@@ -49,7 +51,18 @@ def run(args: argparse.Namespace) -> Output:
         "link_bytes": timeline.link_bytes,
         "trace": str(trace) if trace else None,
     }
-    return Output(data, _text(profile, prediction, timeline, scenario.model, trace))
+    return Output(data, _text(profile, prediction, interval, timeline, scenario.model, trace))
+
+
+def _interval(profile: Profile, interval: tuple[float, float] | None) -> list[str]:
+    from sparda.explore.text import percent, wrapped
+
+    if interval is None:
+        return []
+    held = profile.judged.coverage
+    checked = "" if held is None else f"; {percent(held)} of the held-out steps lie inside theirs"
+    low, high = (us / 1e3 for us in interval)
+    return [wrapped(f"90 % interval {low:.3f} to {high:.3f} ms, from calibration residuals{checked}.")]
 
 
 def _kinds(timeline: Timeline) -> list[dict[str, object]]:
@@ -62,9 +75,16 @@ def _kinds(timeline: Timeline) -> list[dict[str, object]]:
     ]
 
 
-def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace: Path | None) -> str:
+def _text(
+    profile: Profile,
+    p: Prediction,
+    interval: tuple[float, float] | None,
+    timeline: Timeline,
+    model: str,
+    trace: Path | None,
+) -> str:
     from sparda.explore.headline import opening, warnings
-    from sparda.explore.text import columns, percent
+    from sparda.explore.text import columns, percent, wrapped
 
     kinds = sorted(timeline.by_kind().items(), key=lambda item: -item[1].ns)
     where = {span.kind: span.stream for span in timeline.spans}
@@ -72,12 +92,15 @@ def _text(profile: Profile, p: Prediction, timeline: Timeline, model: str, trace
     rows = [[k, where[k], str(t.count), f"{t.ns / 1e3:.0f}", percent(t.ns / step_ns)] for k, t in kinds]
     lines = [
         *opening(profile, p, model),
+        *_interval(profile, interval),
         "",
         columns(["kind", "stream", "count", "us", "of step"], rows, left=2),
         "",
-        "Busy: "
-        + ", ".join(f"{s} {percent(ns / step_ns)}" for s, ns in timeline.busy_ns.items())
-        + f"; link {percent(timeline.link_busy_ns / step_ns)}.",
+        wrapped(
+            "Busy: "
+            + ", ".join(f"{s} {percent(ns / step_ns)}" for s, ns in timeline.busy_ns.items())
+            + f"; link {percent(timeline.link_busy_ns / step_ns)}."
+        ),
         f"Exposed: main waits {exposed / 1e3:.0f} us ({percent(exposed / step_ns)}) for other streams.",
         *warnings(p),
     ]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.fit import fit
 from sparda.calibrate.store import Row, Store, Value
 from sparda.engine.config import Config, Workload
 from sparda.engine.policies import make_plan
@@ -103,7 +105,18 @@ def step_row(workload: Workload, config: Config, us: float) -> Row:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """Everything but whole steps."""
-    made = Store(tmp_path / "none.measured")
+    return filled(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> FittedCosts:
+    """What is fitted to the rows of ``store``."""
+    return fit("none", filled(tmp_path_factory.mktemp("costs")), MODEL, SPEC)
+
+
+def filled(folder: Path) -> Store:
+    """A store in ``folder`` with every row but those of whole steps."""
+    made = Store(folder / "none.measured")
     made.add_session("s1", GPU)
     made.append("kernel", kernel_rows())
     made.append("link", link_rows())

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from sparda.calibrate.costs import Fitted, FittedCosts
-from sparda.calibrate.judged import ErrorBand
+from sparda.calibrate.interval import Intervals
+from sparda.calibrate.judged import ErrorBand, Judged, Term
 from sparda.calibrate.leave_one_out import CopyErrors, CorunErrors, Duel, Errors, KernelErrors, LeftOut
-from sparda.calibrate.profile import SCHEMA, Profile, load_profile, measured_names, profile_json
+from sparda.calibrate.profile import BASE, SCHEMA, Profile, load_profile, measured_names, profile_json
+from sparda.calibrate.residuals import Residuals
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.plan import Plan
@@ -38,6 +40,15 @@ ERRORS = Errors(
     {"down": KernelErrors(LeftOut(6, 0.01, 0.03, 0.002), NONE, Duel(0.01, 0.05, "table"))},
     {"down": CorunErrors(LeftOut(4, 0.02, 0.2, 0.01), NONE, LeftOut(4, 0.01, 0.1, None), NONE)},
     (CopyErrors(8, NONE, Duel(None, None, "none")),),
+)
+
+
+LEFT = Residuals({"down": (0.01, -0.02)}, (0.03,), {"few": (0.1,)}, {"few": (), "many": (-0.2,)})
+JUDGED = Judged(
+    by_host=ErrorBand(4, 0.1, 0.2, 0.2, 0.3, -0.1, 0.02),
+    residuals=LEFT,
+    coverage=0.875,
+    terms=(Term("join", "attention loses time", 0.01, 0.04, 0.02, 0.04, "term"),),
 )
 
 
@@ -72,6 +83,68 @@ def plan_of(workload: Workload | None = None, config: Config | None = None, mode
 
 def test_a_folder_with_a_profile_is_read_as_it_was_written(profile: Profile) -> None:
     assert load_profile(str(profile.folder)) == profile
+    assert json.loads((profile.folder / "profile.json").read_text())["schema"] == SCHEMA == 2
+
+
+def test_what_steps_say_about_the_predictions_is_read_as_it_was_written(profile: Profile) -> None:
+    known = replace(profile, judged=JUDGED)
+    (profile.folder / "profile.json").write_text(profile_json(known))
+    found = load_profile(str(profile.folder))
+    assert found.judged == JUDGED
+    assert found == known
+
+
+def test_there_are_intervals_where_layers_were_measured_beside_copies_and_none_elsewhere(profile: Profile) -> None:
+    assert profile.intervals is None
+    assert replace(profile, judged=replace(JUDGED, residuals=replace(LEFT, layers=()))).intervals is None
+    assert replace(profile, judged=JUDGED).intervals == Intervals(profile.costs, LEFT)
+
+
+@pytest.mark.parametrize(
+    ("config", "by_host"),
+    [
+        (Config(), False),
+        (Config("dense"), False),
+        (Config(transfer="gather"), True),
+        (Config(transfer="batch"), True),
+        (Config("infinigen"), True),
+        (Config("sparse-resident", transfer="gather"), False),
+    ],
+)
+def test_a_step_that_the_host_works_in_has_the_band_of_such_steps(
+    profile: Profile, config: Config, by_host: bool
+) -> None:
+    known = replace(profile, judged=JUDGED)
+    assert known.band_of(config) == (JUDGED.by_host if by_host else profile.band)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "complaint"),
+    [
+        ("winner", "nobody", "winner"),
+        ("coverage", "all", "coverage"),
+        ("terms", [{"name": "join"}], "terms"),
+        ("residuals", {"kernels": {}}, "residuals"),
+        ("by_host", {"count": 1}, "by_host"),
+        ("covered", 0.9, "unknown key 'covered'"),
+    ],
+)
+def test_a_judgement_that_is_not_as_it_should_be_is_refused_by_key(
+    profile: Profile, part: str, value: object, complaint: str
+) -> None:
+    judged = json.loads(profile_json(replace(profile, judged=JUDGED)))["judged"]
+    if part == "winner":
+        judged["terms"][0]["winner"] = value
+    else:
+        judged[part] = value
+    change(profile, judged=judged)
+    with pytest.raises(SpardaError, match=rf"profile\.json: judged.*{complaint}"):
+        load_profile(str(profile.folder))
+
+
+def test_a_profile_of_datasheet_tier_is_outside_whatever_is_asked(profile: Profile) -> None:
+    (reason,) = replace(profile, tier="datasheet").outside(plan_of())
+    assert reason == f"costs carried over from {BASE} by datasheet"
 
 
 @pytest.mark.parametrize("name", measured_names())
@@ -124,6 +197,9 @@ def test_another_schema_is_refused_with_both_versions(profile: Profile, schema: 
         {"costs": None},
         {"costs": {"kernels": {}}},
         {"costs": []},
+        {"judged": None},
+        {"judged": {}},
+        {"judged": []},
     ],
 )
 def test_a_damaged_part_is_an_error_that_names_the_file_or_the_part(profile: Profile, parts: dict[str, Any]) -> None:

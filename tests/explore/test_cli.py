@@ -148,7 +148,11 @@ def test_evidence_has_every_figure(shipped: Profile, capsys: Capture) -> None:
     keys = {"value", "unit", "target", "rows", "conditions", "provenance", "met"}
     assert all(keys <= set(f) for f in figures.values())
     assert cli.main(["evidence", "--seconds", "0.01"]) == 0
-    assert "NOT MET" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "NOT MET" in text
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    for name, figure in figures.items():
+        assert lines[name].removeprefix(name).lstrip().startswith(figure["unit"]), "every figure's own unit"
 
 
 def test_validate_writes_winners_and_judges_rows(
@@ -207,7 +211,9 @@ def test_a_mistake_is_one_sentence(shipped: Profile, capsys: Capture, words: lis
 def test_a_damaged_profile_is_named(capsys: Capture, tmp_path: Path) -> None:
     for text in ("{", "[]", '{"schema": 9}', '{"schema": 1}'):
         (tmp_path / "profile.json").write_text(text)
-        assert "profile.json" in mistake(capsys, "simulate", "--profile", str(tmp_path))
+        said = mistake(capsys, "simulate", "--profile", str(tmp_path))
+        assert "profile.json" in said
+    assert "schema 1, this version reads 2; calibrate again." in said
 
 
 def test_an_interruption_ends_with_130_and_a_line(

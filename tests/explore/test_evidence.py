@@ -53,8 +53,10 @@ IDS = [
     "sim.ms_per_step",
     "sim.configs_per_s",
 ]
-COUNTS = ("heldout.steps.count", "handicap.count")
-"""Figures that are counts: of no rows, none."""
+COUNTED = ("heldout.steps.count", "handicap.count")
+"""Figures that are 0 without rows: there is nothing else that they could be."""
+ROWLESS = ("machines.", "sim.")
+"""Figures that rest on no row."""
 
 
 def test_figures_come_from_the_rows(profile: Profile) -> None:
@@ -69,7 +71,9 @@ def test_figures_come_from_the_rows(profile: Profile) -> None:
     assert figures["heldout.steps.median"].value == pytest.approx(1 - 1 / 1.02, abs=1e-4)
     assert figures["decode.step_ms.b16_m06"].rows == 1
     assert "NVIDIA Fake $1: s1" in figures["decode.step_ms.b16_m06"].provenance
-    assert (figures["sim.steps_per_s"].value or 0) > 0
+    assert figures["heldout.steps.p95"].value == figures["heldout.steps.max"].value
+    assert all((figures[i].value or 0) > 0 for i in IDS if i.startswith(ROWLESS))
+    assert all(figures[i].provenance == LIVE for i in IDS if i.startswith("sim."))
     assert figures["regret.max"].value is None
     assert figures["regret.max"].met is None
 
@@ -164,10 +168,9 @@ def test_without_rows_nothing_is_claimed(profile: Profile) -> None:
         path.unlink()
     figures = evidence(profile, seconds=0.01)
     assert list(figures) == IDS
-    assert {figures[i].value for i in COUNTS} == {0}
-    live = [i for i in IDS if i.startswith(("sim.", "machines."))]
-    assert all(figures[i].value is not None for i in live)
-    assert all(figures[i].value is None for i in IDS if i not in (*COUNTS, *live))
+    assert [figures[i].value for i in COUNTED] == [0, 0]
+    assert all(figures[i].value is None for i in IDS if i not in COUNTED and not i.startswith(ROWLESS))
+    assert not any(figures[i].rows for i in IDS)
 
 
 def test_a_row_without_its_case_is_named(profile: Profile, row: Callable[..., Row]) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparda.calibrate.datasheet import Datasheet
 from sparda.calibrate.profile import BASE, Profile, load_profile
 from sparda.calibrate.published import published
 from sparda.engine.config import Workload
@@ -21,7 +18,7 @@ from sparda.engine.policies import make_plan
 from sparda.engine.shapes import SparseSpec
 from sparda.explore import cli
 from sparda.explore.cli.published import assumptions_of
-from sparda.explore.published import Assumptions, Model, issue_ns
+from sparda.explore.published import Assumptions, Model, issue_ns, step_us
 from sparda.explore.published_case import Case, case_of, conclusions
 from sparda.explore.published_limits import Claim, Room
 from sparda.explore.published_ratios import RATIOS, Ratio, Trend
@@ -263,8 +260,9 @@ def test_scaling_by_one_is_the_profile_itself_and_by_others_scales_times_and_rat
         op = plan.of_kind(kind)[0]
         assert made.costs.fitted.kernels[kind].ns[0][0] == 3 * base.costs.fitted.kernels[kind].ns[0][0]
         assert made.costs.slowdown(op, plan, 16) == base.costs.slowdown(op, plan, 16)
-        share = base.costs.transfer_share(op, plan, 16)
-        assert made.costs.transfer_share(op, plan, 16) == pytest.approx(share, rel=0.02)
+        assert made.costs.transfer_share(op, plan, 16) == pytest.approx(
+            base.costs.transfer_share(op, plan, 16), rel=0.02
+        )
 
 
 def test_text_and_section_hold_every_cell_assumption_and_conclusion(case: Case) -> None:
@@ -277,36 +275,60 @@ def test_text_and_section_hold_every_cell_assumption_and_conclusion(case: Case) 
     assert sum(line.startswith("| Spar") for line in section.splitlines()) == len(case.cells)
 
 
-@pytest.fixture
-def transferred(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Carrying costs over, put aside; which machines it was asked for."""
-    asked: list[str] = []
-
-    def carry(base: Profile, sheet: Datasheet) -> Profile:
-        asked.append(sheet.name)
-        machine = replace(base.machine, name=sheet.profile_name, hbm_capacity_bytes=int(sheet.hbm_gib * 2**30))
-        return replace(base, name=sheet.profile_name, tier="datasheet", machine=machine)
-
-    module: Any = types.ModuleType("sparda.calibrate.transfer")
-    module.transferred = carry
-    monkeypatch.setitem(sys.modules, "sparda.calibrate.transfer", module)
-    return asked
-
-
-def test_the_command_plays_each_machine_on_its_datasheet(transferred: list[str], capsys: Capture) -> None:
+def test_the_command_plays_each_machine_on_its_datasheet(capsys: Capture) -> None:
     words = ["published", "--assume", "launch_us=10", "--assume", "miss_rates=0.06,0.12", "--json"]
     assert cli.main(words) == 0
     out, err = capsys.readouterr()
     data = json.loads(out)
     assert err == ""
     assert (data["schema"], data["command"]) == (1, "published")
-    assert transferred == list(published().hardware)
-    assert data["profiles"]["h100-sxm"] == {"profile": "h100-sxm.datasheet", "tier": "datasheet"}
+    assert data["profiles"] == {
+        machine: {"profile": f"{machine}.datasheet", "tier": "datasheet"} for machine in published().hardware
+    }
     assert len(data["cells"]) == len(published().cells)
     assert data["changed"] == {"launch_us": [10.0], "miss_rates": [0.06, 0.12]}
     assert {c["machine"] for c in data["claims"]} == set(published().hardware)
-    assert data["conclusions"]
     assert {r["verdict"] for r in data["ratios"]} <= {"inside", "order only", "order in some", "opposite"}
+    by_hand = case_of(published(), Assumptions(launch_us=(10.0,), miss_rates=(0.06, 0.12)))
+    assert data["conclusions"] == conclusions(by_hand)
+
+
+def test_on_its_datasheet_a_machine_is_played_with_the_costs_carried_over_to_it() -> None:
+    assumptions = Assumptions(miss_rates=(0.06,), eager=False)
+    on_sheets, on_base = case_of(published(), assumptions), case_of(published(), assumptions, BASE)
+    for own, other in zip(on_sheets.cells, on_base.cells, strict=True):
+        model = Model(own.cell.machine, load_profile(f"{own.cell.machine}.datasheet"), published(), assumptions)
+        us = model.step_us(own.cell.context_tokens, own.cell.batch, own.cell.policy, (0.06, 0.0))
+        assert own.low == own.high == own.cell.batch * 1e6 / us
+        # An H100 has seven tenths of the base's memory bandwidth.
+        assert own.high <= other.high
+
+
+@settings(deadline=None, max_examples=8)
+@given(us=st.floats(0.0, 20.0), slower=st.floats(1.0, 3.0), policy=st.sampled_from(("sparse", "sparda")))
+def test_a_slower_host_never_makes_a_step_shorter_than_its_launches_or_than_itself(
+    us: float, slower: float, policy: str
+) -> None:
+    model = model_of(load_base())
+    steps = [model.step_us(32768, 16, policy, (0.06, t)) for t in (0.0, us, slower * us)]
+    hosts = [model.host_us(policy, (0.06, t)) for t in (0.0, us, slower * us)]
+    for step, host in zip(steps, hosts, strict=True):
+        assert step >= host - 1
+    assert steps[0] <= 1.001 * steps[1] <= 1.002 * steps[2]
+
+
+def test_a_host_as_slow_as_the_gpu_costs_more_than_the_longer_of_the_two(base: Profile) -> None:
+    model = model_of(base)
+    plan = make_plan(model.shape, SparseSpec(), Workload(16, 32768, 0.06), model.config("sparse", 16))
+    alone = play(plan, base.costs).step_us
+    ns = round(1e3 * alone / len(plan.ops))
+    assert step_us(plan, base, ns) > 1.05 * max(alone, ns * len(plan.ops) / 1e3), (
+        "it waits here for one, there for the other"
+    )
+    # A host that is far ahead is never waited for; one that is far behind leaves the GPU its last operation to do.
+    assert step_us(plan, base, 1) == pytest.approx(alone, rel=0.01)
+    far = round(20e3 * alone / len(plan.ops))
+    assert 0 < step_us(plan, base, far) - far * len(plan.ops) / 1e3 < 0.05 * alone
 
 
 def test_the_command_prints_tables_or_a_section(capsys: Capture) -> None:
