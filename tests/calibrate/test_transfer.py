@@ -132,8 +132,8 @@ def test_a_higher_clock_shortens_all_but_what_the_bytes_take() -> None:
     quicker = over(MACHINE, clock=1.5)
     assert ns_of(quicker, "norm") == pytest.approx(BYTES / 4000.0 + REST_NS / 1.5)
     assert ns_of(quicker, "sample") == pytest.approx(SMALL_NS)
-    assert quicker.fitted.lanes == ((1, pytest.approx(600.0)), (64, pytest.approx(2000.0 / 1.5)))
-    assert quicker.fitted.launches == ((1, pytest.approx(200.0)),)
+    assert [ns for _, ns in quicker.fitted.lanes] == pytest.approx([600.0, 2000.0 / 1.5])
+    assert [ns for _, ns in quicker.fitted.launches] == pytest.approx([200.0])
     assert (quicker.fitted.start_ns, quicker.fitted.step_ns) == (500.0, 7000.0), "the host's and the link's"
 
 
@@ -260,8 +260,9 @@ def test_a_gpu_like_the_base_gets_the_base(base: Profile) -> None:
     sheet = replace(datasheet_named("h200-sxm"), name="twin", gpu="NVIDIA Twin")
     twin = transferred(base, sheet)
     assert (twin.name, twin.machine.gpu) == ("twin.datasheet", "NVIDIA Twin")
-    known = {"name": base.machine.name, "gpu": base.machine.gpu, "hbm_capacity_bytes": base.machine.hbm_capacity_bytes}
-    assert replace(twin.machine, **known) == base.machine
+    capacity = base.machine.hbm_capacity_bytes
+    named = replace(twin.machine, name=base.machine.name, gpu=base.machine.gpu, hbm_capacity_bytes=capacity)
+    assert named == base.machine
     plan = plan_of()
     assert play(plan, twin.costs).makespan_ns == pytest.approx(play(plan, base.costs).makespan_ns, abs=100)
 
@@ -287,7 +288,7 @@ def test_no_carried_kernel_is_faster_than_its_bytes_unless_it_was_measured_so(na
     profile, own = load_profile(f"{name}.datasheet"), base.costs.fitted.kernels
     for kind, cost in profile.costs.fitted.kernels.items():
         for ns, known, moved in zip(
-            *(sum(t, ()) for t in (cost.ns, own[kind].ns, cost.hbm_bytes)),  # type: ignore[misc]
+            *(sum(t, ()) for t in (cost.ns, own[kind].ns, cost.hbm_bytes)),
             strict=True,
         ):
             cached = moved / base.machine.hbm_gb_s > known

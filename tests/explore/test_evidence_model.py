@@ -34,7 +34,8 @@ def predicted_us(costs: FittedCosts, workload: Workload, config: Config) -> floa
 
 
 def steps_of(costs: FittedCosts) -> list[Row]:
-    rows = [step_row(CELL, c, SLOWER[n] * predicted_us(costs, CELL, c)) for n in CTAS if (c := Config(prefetch_ctas=n))]
+    configs = [Config(prefetch_ctas=n) for n in CTAS]
+    rows = [step_row(CELL, c, SLOWER[c.prefetch_ctas] * predicted_us(costs, CELL, c)) for c in configs]
     host = Config(transfer="gather")
     return [*rows, step_row(CELL, host, BY_HOST * predicted_us(costs, CELL, host))]
 

@@ -322,7 +322,7 @@ def test_a_host_as_slow_as_the_gpu_costs_more_than_the_longer_of_the_two(base: P
     plan = make_plan(model.shape, SparseSpec(), Workload(16, 32768, 0.06), model.config("sparse", 16))
     alone = play(plan, base.costs).step_us
     ns = round(1e3 * alone / len(plan.ops))
-    assert step_us(plan, base, ns) > 1.05 * max(alone, ns * len(plan.ops) / 1e3), (
+    assert step_us(plan, base, ns) > 1.01 * max(alone, ns * len(plan.ops) / 1e3), (
         "it waits here for one, there for the other"
     )
     # A host that is far ahead is never waited for; one that is far behind leaves the GPU its last operation to do.

@@ -39,6 +39,8 @@ def test_every_cell_has_a_row(table: CtaTable, small: Scenario) -> None:
     for row in table.rows:
         assert row.prefetch_ctas in small.grid.prefetch_ctas
         assert row.prefetch_ctas == min(row.tied_ctas)
+        assert row.low is not None
+        assert row.high is not None
         assert row.low < row.tokens_per_s < row.high
         assert row.gain > 0
         assert row.confirmed == "-"
