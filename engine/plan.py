@@ -100,7 +100,7 @@ class PlanBuilder:
     ) -> int:
         """Append an operation; returns its index. Waits within one stream are dropped: order gives them."""
         index = len(self._ops)
-        waits = tuple(sorted({a for a in after if self._ops[a].stream != stream}))
+        waits = tuple(sorted({a for a in after if self._ops[a].stream != stream})) if after else ()
         self._ops.append(Op(index, kind, layer, stream, waits, work))
         return index
 

@@ -19,6 +19,7 @@ class StepBuilder:
     workload: Workload
     config: Config
     ops: PlanBuilder = field(default_factory=PlanBuilder)
+    sizes: Sizes = field(init=False)
     _last_append: int = 0
     _last_attended: int = -1
     _early: set[int] = field(default_factory=set)
@@ -26,14 +27,14 @@ class StepBuilder:
     _staged: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By layer the upload and the scatter of what was gathered for it."""
 
+    def __post_init__(self) -> None:
+        # One for the whole step: it remembers what every layer asks for again.
+        self.sizes = Sizes(self.shape, self.spec, self.workload, self.config)
+
     @property
     def by_host(self) -> bool:
         """Whether missing blocks come by way of the host, which must be told of them."""
         return self.config.path not in ("", "uva")
-
-    @property
-    def sizes(self) -> Sizes:
-        return Sizes(self.shape, self.spec, self.workload, self.config)
 
     def prologue(self) -> None:
         self.ops.add("embed", self.sizes.embed())
