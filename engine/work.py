@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, cast
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.plan import Work
 from sparda.engine.shapes import SCORER_WIDTH, ModelShape, SparseSpec
-
 
 P = ParamSpec("P")
 
@@ -26,7 +25,8 @@ def once(size: Callable[Concatenate[Sizes, P], Work]) -> Callable[Concatenate[Si
             found = self.known[key] = size(self, *args, **kwargs)
         return found
 
-    return looked_up
+    # mypy takes what ``wraps`` returns for a function whose first argument has a name of its own.
+    return cast("Callable[Concatenate[Sizes, P], Work]", looked_up)
 
 
 @dataclass(frozen=True, slots=True)
