@@ -1,164 +1,184 @@
-"""Identical layers are simulated once: an exact shortcut through the middle of a step that has settled.
+"""Identical layers are simulated once: an exact shortcut through a step that repeats itself.
 
-Most layers of a step have the same operations, streams, work and waits. Once a simulation repeats itself from one such
-layer to the next, it goes on doing so until the layers change: the machine's state is a function of what runs and how
-much of it is left, and both follow from when the operations under way began and at which rates they went since. So
-where several layers in a row have the same spans and the same rates, counted from their own beginnings, and none has
-operations under way that began before these layers, the next layer starts from the same state as they did. Times are
-whole nanoseconds, and what is left of an operation comes from the same sums every time: to the last bit.
+Once a simulation comes back to a state in which it has been, it does again what it did from there, as long as the
+operations it meets are the same. So the state is looked at once a layer, at the end of an instant, when nothing more
+can happen in it. Where it is an earlier one, each stream has moved on by whole numbers of operations meanwhile; where
+the operations ahead repeat those behind, each stream is moved on by as many such periods as there are, what happened
+is written down as often, and the simulation goes on from there.
 
-A step is therefore played without most of the run of equal layers, and the layers that were left out are written in
-afterwards. Where it has not settled by then, more are played, and at last all.
+This is exact, to the last bit, because the state holds all that the future depends on besides the plan:
+
+* of every stream that is not through, whether its operation waits, joins, begins or runs, and until when;
+* of everything that runs, in the order in which it began, how much is left, as the very float;
+* the copy's thread blocks that wait for a multiprocessor, and for whom;
+* the order in which all these waits began: it decides who goes first where several end in one instant.
+
+Times in it are counted from now. They are whole nanoseconds, so differences of them are exact, and rates and what is
+left follow from the state by the same sums in the same order. What has ended need not be known one by one: it is what
+lies behind each stream's place. A stream that stands still through a period waits for one operation, whose place does
+not move: it bounds how many periods are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import ceil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NewType
 
-from sparda.engine.plan import MAIN, Op, Plan
-from sparda.sim.timeline import Sample, Span, Timeline
+from simpy.core import Environment
+from simpy.events import Event, EventCallback, EventPriority
 
-TRIES = (4, 9)
-"""Layers of the run that are played before those left out."""
-AFTER = 1
-"""Layers of the run that are played after those left out, besides as many as waits reach back."""
+from sparda.engine.plan import Op, Plan
+from sparda.sim.fluid import FluidMachine
+from sparda.sim.stream import Stream
+
+LAST = EventPriority(2)
+
+State = NewType("State", tuple[object, ...])
+
+
+class EndOfInstant(Event):
+    """Comes after all else that happens now, and changes nothing by itself."""
+
+    def __init__(self, env: Environment, then: EventCallback) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self.callbacks.append(then)
+        env.schedule(self, LAST)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Equal blocks of operations in a plan: ``count`` of ``length`` operations each, from operation ``begin`` on.
+class Mark:
+    """Where a play was: the time, each stream's place, how many samples there were."""
 
-    ``reach``: how many blocks back the waits of these and of all later operations go.
-    """
-
-    begin: int
-    length: int
-    count: int
-    reach: int
+    now: int
+    places: tuple[int, ...]
+    samples: int
 
 
-def longest_run(plan: Plan) -> Run | None:
-    """The longest run of layers that are the same but for their place; None where no two are."""
-    starts = _starts(plan)
-    if not starts:
-        return None
-    ends = [*starts[1:], len(plan.ops)]
-    shapes = [_shape(plan, a, b) for a, b in zip(starts, ends, strict=True)]
-    best, first = (0, 0), 0
-    for i in range(1, len(shapes) + 1):
-        if i == len(shapes) or shapes[i] != shapes[first]:
-            best = max(best, (i - first, -first))
-            first = i
-    count, first = best[0], -best[1]
-    if count < 2:
-        return None
-    begin, length = starts[first], ends[first] - starts[first]
-    reach = max((op.index - a for op in plan.ops[begin:] for a in op.after), default=0)
-    return Run(begin, length, count, ceil(reach / length))
+class Shortcut:
+    """Watches one play and leaves out what repeats. ``finished``: the event of each operation's end, where made."""
+
+    def __init__(
+        self, plan: Plan, streams: Sequence[Stream], machine: FluidMachine, finished: list[Event | None]
+    ) -> None:
+        self._plan = plan
+        self._streams = streams
+        self._machine = machine
+        self._finished = finished
+        self._seen: dict[State, Mark] = {}
+        self._place: list[int] = []
+        self._number = {stream.name: i for i, stream in enumerate(streams)}
+
+    def look(self, event: Event) -> None:
+        """At the end of an instant: where the state is one that was, leave out as much as can be."""
+        now, state = int(event.env.now), self._state(int(event.env.now))
+        here = Mark(now, tuple([s.at for s in self._streams]), len(self._machine.samples))
+        seen = self._seen.get(state)
+        if seen is not None and self._leave_out(seen, here):
+            # Between marks on either side of what was left out lie more operations than time was simulated for.
+            self._seen.clear()
+        else:
+            self._seen[state] = here
+
+    def _state(self, now: int) -> State:
+        turn, wakes_in, machine = self._machine.state(now)
+        waits = [(s.turn, s.name, s.phase, max(0, s.due - now)) for s in self._streams if s.at < len(s.ops)]
+        waits.append((turn, "", 0, wakes_in))
+        waits.sort()
+        return State((machine, *[wait[1:] for wait in waits]))
+
+    def _leave_out(self, seen: Mark, here: Mark) -> bool:
+        """Move all on by as many periods as repeat the one from ``seen`` to ``here``; False where there is none."""
+        steps = [at - was for at, was in zip(here.places, seen.places, strict=True)]
+        period = here.now - seen.now
+        if period <= 0 or not any(steps):
+            return False
+        if not self._place:
+            self._place = _places(self._plan, self._streams)
+        moving, fixed = self._awaited(steps)
+        times = min(
+            [self._alike(s, n, steps, seen.places) for s, n in zip(self._streams, steps, strict=True) if n]
+            # What stands still waits for an operation that must still be ahead, and that nobody else waits for.
+            + [(at - 1 - max(moving[t])) // steps[t] for t, at in fixed if steps[t]]
+        )
+        if times < 1:
+            return False
+        self._move_events(moving, steps, times)
+        for stream, step in zip(self._streams, steps, strict=True):
+            if step:
+                _repeat(stream, step, period, times)
+        self._machine.repeat(seen.samples, period, times)
+        return True
+
+    def _alike(self, stream: Stream, step: int, steps: Sequence[int], before: Sequence[int]) -> int:
+        """Whole periods for which the operations of ``stream`` from its place on are those of a period earlier."""
+        ahead = stream.ops[stream.at :]
+        alike = len(ahead)
+        for n, (a, b) in enumerate(zip(stream.ops[stream.at - step :], ahead, strict=False)):
+            if a.kind != b.kind or (a.work is not b.work and a.work != b.work):
+                alike = n
+                break
+            if (a.after or b.after) and not self._wait_alike(a, b, steps, before):
+                alike = n
+                break
+        # The operation that it comes to after the last period must be alike too.
+        return (alike - 1) // step
+
+    def _wait_alike(self, a: Op, b: Op, steps: Sequence[int], before: Sequence[int]) -> bool:
+        """Whether ``b`` waits in a period as ``a`` did in the one before; what ended ``before`` holds up neither."""
+        if len(a.after) != len(b.after):
+            return False
+        ops, place, beside = self._plan.ops, self._place, self._plan.beside_choice
+        for x, y in zip(a.after, b.after, strict=True):
+            if ops[x].stream != ops[y].stream:
+                return False
+            t = self._number[ops[x].stream]
+            if place[y] != place[x] + steps[t] and max(place[x], place[y]) >= before[t]:
+                return False
+        return (a.index in beside) == (b.index in beside)
+
+    def _awaited(self, steps: Sequence[int]) -> tuple[list[set[int]], list[tuple[int, int]]]:
+        """Places of each stream whose ends streams that move wait for; (stream, place) of what the others wait for."""
+        moving = [{s.at} for s in self._streams]
+        fixed: list[tuple[int, int]] = []
+        for stream, step in zip(self._streams, steps, strict=True):
+            if stream.over or stream.phase < 0:
+                continue
+            index = stream.ops[stream.at].after[stream.phase]
+            t = self._number[self._plan.ops[index].stream]
+            if step:
+                moving[t].add(self._place[index])
+            else:
+                fixed.append((t, self._place[index]))
+        return moving, fixed
+
+    def _move_events(self, moving: Sequence[set[int]], steps: Sequence[int], times: int) -> None:
+        """Give the operations that streams come to the events of those that stood where they stand."""
+        finished, moved = self._finished, []
+        for stream, step, places in zip(self._streams, steps, moving, strict=True):
+            for at in places if step else ():
+                old, new = stream.ops[at].index, stream.ops[at + step * times].index
+                moved.append((new, finished[old]))
+                finished[old] = None
+        for index, event in moved:
+            finished[index] = event
 
 
-def _starts(plan: Plan) -> list[int]:
-    """Where each layer begins: at the first operation of the main stream that belongs to a later layer than any before.
-
-    A choice made for a later layer comes with a score that the main stream computes, so its layer does not count.
-    """
-    first = next((op for op in plan.ops if op.layer is not None), None)
-    return [op.index for op in plan.ops if first and op.kind == first.kind and op.stream == MAIN]
-
-
-def _shape(plan: Plan, begin: int, end: int) -> tuple[object, ...]:
-    """A block of operations, its own place left out."""
-    return tuple(
-        (op.kind, op.stream, op.work, tuple(op.index - a for a in op.after), op.index in plan.beside_choice)
-        for op in plan.ops[begin:end]
-    )
+def _places(plan: Plan, streams: Sequence[Stream]) -> list[int]:
+    """By index in the plan, each operation's place in its stream."""
+    places = [0] * len(plan.ops)
+    for stream in streams:
+        for place, op in enumerate(stream.ops):
+            places[op.index] = place
+    return places
 
 
-def without(plan: Plan, begin: int, count: int) -> Plan:
-    """The plan without ``count`` operations from ``begin`` on: whole blocks of a run, as many before as waits reach.
-
-    What waited for one of them, or for one before them from behind, waits for its like as far back.
-    """
-    rest = plan.ops[begin + count :]
-    later = (replace(op, index=op.index - count, after=tuple(a - count for a in op.after)) for op in rest)
-    return Plan(plan.shape, plan.spec, plan.workload, plan.config, (*plan.ops[:begin], *later))
-
-
-def shortened(plan: Plan, play: Callable[[Plan], Timeline]) -> Timeline | None:
-    """The timeline of ``plan`` by way of a shorter plan; None where the step has no run or does not settle in time."""
-    run = longest_run(plan)
-    for before in TRIES if run else ():
-        assert run is not None
-        left_out = run.count - before - run.reach - AFTER
-        if left_out < 1:
-            return None
-        cut = run.begin + before * run.length
-        found = _expanded(plan, play(without(plan, cut, left_out * run.length)), run, cut, left_out)
-        if found:
-            return found
-    return None
-
-
-def _expanded(plan: Plan, short: Timeline, run: Run, cut: int, left_out: int) -> Timeline | None:
-    """The whole timeline, where the short one repeats itself around the cut; else None."""
-    spans, n = short.spans, run.length
-    blocks = [spans[i : i + n] for i in range(run.begin, cut + n * AFTER, n)]
-    begins = [block[0].start_ns for block in blocks]
-    begin = spans[cut].start_ns
-    period = begin - begins[-AFTER - 1]
-    if period <= 0:
-        return None
-    lasts = max(s.end_ns for s in blocks[-AFTER - 1]) - begins[-AFTER - 1]
-    # One more than have operations under way when the cut comes, and those behind the cut.
-    window = ceil(lasts / period) + 2 + AFTER
-    if window > len(blocks) or not _repeats(blocks[-window:], begins[-window:], short.samples, period):
-        return None
-    extra = left_out * period
-    moved = [_later(s, plan.ops[s.op.index + left_out * n], extra) for s in spans[cut:]]
-    between = [
-        _later(s, plan.ops[s.op.index + k * n], k * period)
-        for k in range(1, left_out + 1)
-        for s in spans[cut - n : cut]
-    ]
-    samples = [s for s in short.samples if s[0] < begin]
-    repeated = [s for s in samples if s[0] >= begin - period]
-    for k in range(1, left_out + 1):
-        samples += [(at + k * period, link, hbm) for at, link, hbm in repeated]
-    samples += [(at + extra, link, hbm) for at, link, hbm in short.samples if at >= begin]
-    return Timeline(
-        plan=plan,
-        machine=short.machine,
-        spans=(*_named(spans[:cut], plan), *between, *moved),
-        makespan_ns=short.makespan_ns + extra,
-        link_bytes=sum(op.work.h2d_bytes for op in plan.ops),
-        samples=tuple(samples),
-    )
-
-
-def _repeats(blocks: Sequence[Sequence[Span]], begins: Sequence[int], samples: Sequence[Sample], period: int) -> bool:
-    """Whether blocks, and the rates while each is the newest, are the same counted from their beginnings."""
-    if any(b - a != period for a, b in pairwise(begins)):
-        return False
-    first = _relative(blocks[0], begins[0])
-    if any(_relative(block, begin) != first for block, begin in zip(blocks[1:], begins[1:], strict=True)):
-        return False
-    rates = [
-        [(at - begin, link, hbm) for at, link, hbm in samples if begin <= at < begin + period] for begin in begins[:-1]
-    ]
-    return all(window == rates[0] for window in rates[1:])
-
-
-def _relative(block: Sequence[Span], begin: int) -> list[tuple[int, int]]:
-    return [(s.start_ns - begin, s.end_ns - begin) for s in block]
-
-
-def _later(span: Span, op: Op, ns: int) -> Span:
-    return Span(op, span.start_ns + ns, span.end_ns + ns)
-
-
-def _named(spans: Sequence[Span], plan: Plan) -> list[Span]:
-    """Spans of the short plan as those of the whole one's operations."""
-    return [Span(plan.ops[s.op.index], s.start_ns, s.end_ns) for s in spans]
+def _repeat(stream: Stream, step: int, period: int, times: int) -> None:
+    """Move ``stream`` on by ``times`` periods of ``step`` operations, whose times are those of the last one."""
+    for happened in (stream.starts, stream.ends):
+        last = happened[-step:]
+        for later in range(period, period * times + 1, period):
+            happened += [ns + later for ns in last]
+    stream.at += step * times
