@@ -21,12 +21,12 @@ not move: it bounds how many periods are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
 from simpy.core import Environment
-from simpy.events import Event, EventCallback, EventPriority
+from simpy.events import Event, EventPriority
 
 from sparda.engine.plan import Op, Plan
 from sparda.sim.fluid import FluidMachine
@@ -40,7 +40,7 @@ State = NewType("State", tuple[object, ...])
 class EndOfInstant(Event):
     """Comes after all else that happens now, and changes nothing by itself."""
 
-    def __init__(self, env: Environment, then: EventCallback) -> None:
+    def __init__(self, env: Environment, then: Callable[[Event], None]) -> None:
         super().__init__(env)
         self._ok = True
         self._value = None
@@ -73,7 +73,8 @@ class Shortcut:
 
     def look(self, event: Event) -> None:
         """At the end of an instant: where the state is one that was, leave out as much as can be."""
-        now, state = int(event.env.now), self._state(int(event.env.now))
+        now = int(event.env.now)
+        state = self._state(now)
         here = Mark(now, tuple([s.at for s in self._streams]), len(self._machine.samples))
         seen = self._seen.get(state)
         if seen is not None and self._leave_out(seen, here):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -149,6 +150,21 @@ def test_a_wait_for_what_has_long_ended_holds_nothing_up(left_out: LeftOut) -> N
         ops.add("norm", Work(hbm_bytes=1000), layer=layer, after=[first])
         ops.add("down", Work(hbm_bytes=1000), layer=layer)
     assert left_out(built(ops), COSTS) > 20
+
+
+def test_a_layer_that_joins_beside_a_choice_is_not_like_one_that_does_not(left_out: LeftOut) -> None:
+    ops = PlanBuilder()
+    first = ops.add("report", Work(), stream=PREFETCH)
+    for layer in range(30):
+        ops.add("norm", Work(hbm_bytes=1000), layer=layer)
+        if layer == 17:
+            # It waits for nothing, so it has long run when the layer comes that it stands beside in the plan.
+            ops.add("select", Work(), layer=layer, stream=SELECT)
+        ops.add("attention", Work(hbm_bytes=1000), layer=layer, after=[first])
+    plan, costs = built(ops), sim_layers.JoinsBesideChoices()
+    assert left_out(plan, costs) > 20
+    main = [s for s in play(plan, costs).spans if s.stream == MAIN]
+    assert [b.name for a, b in pairwise(main) if b.start_ns > a.end_ns] == ["attention[17]"]
 
 
 def test_a_choice_beside_every_second_layer_repeats_every_second_layer(left_out: LeftOut) -> None:
