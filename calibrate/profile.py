@@ -22,6 +22,8 @@ from sparda.sim.costs import Machine
 
 SHIPPED = Path(__file__).parent / "profiles"
 SCHEMA = 2
+CHUNK_KIB = 16
+"""What decoding's copies have on the way per stage, all but one."""
 
 MEASURED, DATASHEET = "measured", "datasheet"
 """Tiers: fitted to rows of the GPU itself, or carried over from the base by what a datasheet prints."""
@@ -88,6 +90,13 @@ class Profile:
             low, high = self.envelope.get(axis, (value, value))
             if not low <= value <= high:
                 reasons.append(f"{axis} {value:g}, measured {low:g} to {high:g}")
+        # A KiB of every thread block's share is the system's.
+        room, needed = self.machine.shared_kib_per_sm - 1, (c.prefetch_stages - 1) * CHUNK_KIB
+        if self.machine.shared_kib_per_sm and needed > room and c.path == "uva":
+            reasons.append(
+                f"a copy of {c.prefetch_stages} stages needs {needed} KiB of shared memory, a thread block there has "
+                f"{room}: give at most {room // CHUNK_KIB + 1}"
+            )
         return reasons
 
 

@@ -166,6 +166,7 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
         host_pinned_bytes=measured.host_pinned_bytes,
         engine_h2d_gb_s=round(measured.engine_h2d_gb_s * link, 2),
         sm_read_gb_s=round(measured.sm_read_gb_s * clock, 1),
+        shared_kib_per_sm=sheet.shared_kib_per_sm,
     )
     return _unmeasured(base, carried(base.costs, target, model_named(base.model), clock))
 

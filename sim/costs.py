@@ -13,7 +13,8 @@ class Machine:
     """A GPU, its memory, its link and its host, as far as a decode step meets them. Bandwidths in GB/s (1e9 B/s).
 
     ``link_h2d_gb_s`` is what thread blocks that read host memory get, ``engine_h2d_gb_s`` what a copy engine gets;
-    ``sm_read_gb_s`` what one multiprocessor reads from GPU memory. 0: not known.
+    ``sm_read_gb_s`` what one multiprocessor reads from GPU memory, ``shared_kib_per_sm`` its shared memory. 0: not
+    known.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Machine:
     host_pinned_bytes: int
     engine_h2d_gb_s: float = 0.0
     sm_read_gb_s: float = 0.0
+    shared_kib_per_sm: int = 0
 
 
 class CostModel(Protocol):

@@ -262,6 +262,7 @@ def test_a_gpu_like_the_base_gets_the_base(base: Profile) -> None:
     assert (twin.name, twin.machine.gpu) == ("twin.datasheet", "NVIDIA Twin")
     capacity = base.machine.hbm_capacity_bytes
     named = replace(twin.machine, name=base.machine.name, gpu=base.machine.gpu, hbm_capacity_bytes=capacity)
+    named = replace(named, shared_kib_per_sm=base.machine.shared_kib_per_sm)
     assert named == base.machine
     plan = plan_of()
     assert play(plan, twin.costs).makespan_ns == pytest.approx(play(plan, base.costs).makespan_ns, abs=100)
@@ -281,6 +282,15 @@ def test_every_described_machine_gives_a_profile_that_claims_no_error_and_simula
         timeline = play(plan, profile.costs)
         moved_ns = sum(op.work.hbm_bytes for op in plan if op.stream == "main") / sheet.hbm_gb_s
         assert timeline.makespan_ns > moved_ns, "no step is faster than its bytes at the datasheet's rate"
+
+
+def test_a_copy_that_does_not_fit_a_machines_shared_memory_is_told_how_deep_it_may_be() -> None:
+    small, large = load_profile("rtx-4090.datasheet"), load_profile("h100-sxm.datasheet")
+    plan = make_plan(MODEL, SparseSpec(), Workload(4), Config(prefetch_stages=8))
+    told = [r for r in small.outside(plan) if "shared memory" in r]
+    assert told == ["a copy of 8 stages needs 112 KiB of shared memory, a thread block there has 99: give at most 7"]
+    fits = make_plan(MODEL, SparseSpec(), Workload(4), Config(prefetch_stages=7))
+    assert not [r for p, plan in ((small, fits), (large, plan)) for r in p.outside(plan) if "shared memory" in r]
 
 
 @pytest.mark.parametrize("name", list(datasheets()))
