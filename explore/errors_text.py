@@ -9,6 +9,8 @@ from sparda.explore.text import columns, percent, wrapped
 
 def band_text(band: ErrorBand) -> str:
     """The held-out errors in a sentence."""
+    if not band.count:
+        return "Held-out steps: none, so the error of its predictions is not known."
     return (
         f"Held-out steps: {band.count}, errors median {percent(band.median)}, p90 {percent(band.p90)}, "
         f"worst {percent(band.worst)}, bias {percent(band.bias, sign=True)}; run to run {percent(band.spread)}."

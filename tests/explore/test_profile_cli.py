@@ -12,6 +12,7 @@ import pytest
 from sparda.calibrate import profile as profile_module
 from sparda.calibrate.profile import Profile
 from sparda.calibrate.store import Store
+from sparda.calibrate.transfer import RULES
 from sparda.explore import cli
 
 Capture = pytest.CaptureFixture[str]
@@ -47,6 +48,19 @@ def test_the_profiles_of_the_package_are_listed(capsys: Capture) -> None:
     assert all((p["held_out_steps"], p["median_error"]) == (0, None) for p in profiles if p is not found)
     said = text(capsys, "list")
     assert all(p["profile"] in said for p in profiles)
+
+
+def test_a_profile_by_datasheet_shows_the_rules_it_rests_on_and_no_session_or_error_of_another_gpu(
+    capsys: Capture,
+) -> None:
+    data = answer(capsys, "show", "h100-sxm.datasheet")
+    assert (data["tier"], data["sessions"], data["band"]["count"]) == ("datasheet", {}, 0)
+    assert data["errors"] == {"kernels": {}, "corun": {}, "copies": []}
+    said = " ".join(text(capsys, "show", "h100-sxm.datasheet").split())
+    assert "Held-out steps: none, so the error of its predictions is not known." in said
+    assert f"Nothing was measured on it: costs and envelope are those of {H200}, carried over." in said
+    assert all(rule[1:] in said for rule in RULES)
+    assert "kernel alone" not in said
 
 
 def test_a_profile_shows_machine_sessions_errors_and_envelope(capsys: Capture) -> None:
