@@ -17,6 +17,9 @@ from sparda.engine.policies import make_plan
 from sparda.sim.costs import Machine
 from sparda.sim.rates import PREFETCH_KIND
 
+CHUNK_BYTES = 16384
+"""Chunk that decoding copies in; link rows with other chunks inform, but do not enter the fit."""
+
 SHALLOWEST = 2
 """Stages that a copy through registers counts as: like two stages it has one chunk on its way at a time."""
 
@@ -24,11 +27,10 @@ TINY = 12
 """Tiny kernels in a layer of the co-run row ``launches``: about as many as a layer of a step has."""
 
 IN_ORDER = "attention in order"
-"""Co-run rows of a layer in a step's order; attention's slow-down is theirs where there are any."""
-
+"""Co-run rows of attention in a step's order: beside a copy that comes after it."""
 
 LAYER = "layer"
-"""Co-run rows of whole layers of the main stream, in a step's order, beside a copy."""
+"""Co-run rows of whole layers of the main stream, in a step's order, beside a copy. No table is fitted to them."""
 
 
 def interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -90,11 +90,11 @@ AXES = (
 )
 
 
-def calibrate(folder: Path, name: str) -> Profile:
+def calibrate(folder: Path, name: str, each: Callable[[int, int], None] = lambda done, total: None) -> Profile:
     """Fit a profile to the rows in ``folder``, judge it on the whole steps there, and write ``profile.json``.
 
-    Takes some ten seconds per hundred steps: each is played on every draw of its interval. Raises SpardaError where
-    rows are missing.
+    Most of the time goes into intervals, for which each held-out step is played on every draw: ``each`` is told (steps
+    done, of how many). Raises SpardaError where rows are missing.
     """
     store = Store(folder)
     fitted_to = {r.session for kind in FITTED_TO for r in store.rows(kind)}
@@ -123,7 +123,7 @@ def calibrate(folder: Path, name: str) -> Profile:
         judged=Judged(
             by_host=error_band(held_out(carried_by_host, costs, shape, spec)),
             residuals=left,
-            coverage=coverage(found, Intervals(costs, left), shape, spec) if left.layers else None,
+            coverage=coverage(found, Intervals(costs, left), shape, spec, each) if left.layers else None,
             terms=terms(steps, costs, shape, spec),
         ),
     )

@@ -7,14 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy.optimize import nnls
 
-from sparda.calibrate.costs import IN_ORDER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
+from sparda.calibrate.costs import CHUNK_BYTES, IN_ORDER, LAYER, SHALLOWEST, TINY, Beside, CtaCurve, at_depth
 from sparda.calibrate.store import Row, grouped
 from sparda.engine.errors import SpardaError
 
-CHUNK_BYTES = 16384
-"""Chunk that decoding copies in; link rows with other chunks inform, but do not enter the fit."""
-
-LANE_ROWS = ("launches", "lanes", IN_ORDER, "layer")
+LANE_ROWS = ("launches", "lanes", IN_ORDER, LAYER)
 """Rows of kind ``corun`` that are no operation beside a copy."""
 
 MOST_SLOWED = 50.0
@@ -70,8 +67,8 @@ def _bytes(row: Row) -> float:
 def fit_beside(rows: Sequence[Row], start_ns: float) -> tuple[dict[str, tuple[Beside, ...]], tuple[Beside, ...]]:
     """Slow-down of each kind and GB/s of the copy beside it, by batch, depth and CTAs, from co-run rows.
 
-    Attention's slow-down is that of the rows in a step's order; of the kinds that were measured in whole layers too,
-    the better measurement counts. Raises SpardaError where nothing was measured.
+    By kind beside a copy that was there first; and attention beside one that came after it, from the rows in a step's
+    order. Raises SpardaError where nothing was measured.
     """
 
     def gb_s(row: Row) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -78,10 +78,20 @@ def error_band(steps: Sequence[HeldOut]) -> ErrorBand:
     )
 
 
-def coverage(steps: Sequence[HeldOut], intervals: Intervals, shape: ModelShape, spec: SparseSpec) -> float | None:
-    """The share of steps that lie inside the interval of their prediction; None without steps."""
+def coverage(
+    steps: Sequence[HeldOut],
+    intervals: Intervals,
+    shape: ModelShape,
+    spec: SparseSpec,
+    each: Callable[[int, int], None] = lambda done, total: None,
+) -> float | None:
+    """The share of steps that lie inside the interval of their prediction; None without steps.
+
+    ``each`` is told (steps done, of how many).
+    """
     inside = 0
-    for step in steps:
+    for done, step in enumerate(steps, 1):
         low, high = intervals.of(make_plan(shape, spec, step.workload, step.config))
         inside += low <= step.measured_us <= high
+        each(done, len(steps))
     return inside / len(steps) if steps else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.costs import CHUNK_BYTES, FittedCosts
 from sparda.calibrate.datasheet import Datasheet, datasheet_named, datasheets, refuse_other_vendor
 from sparda.calibrate.interval import Intervals
 from sparda.calibrate.judged import UNJUDGED, ErrorBand, Judged
@@ -22,8 +22,6 @@ from sparda.sim.costs import Machine
 
 SHIPPED = Path(__file__).parent / "profiles"
 SCHEMA = 2
-CHUNK_KIB = 16
-"""What decoding's copies have on the way per stage, all but one."""
 
 MEASURED, DATASHEET = "measured", "datasheet"
 """Tiers: fitted to rows of the GPU itself, or carried over from the base by what a datasheet prints."""
@@ -91,11 +89,13 @@ class Profile:
             if not low <= value <= high:
                 reasons.append(f"{axis} {value:g}, measured {low:g} to {high:g}")
         # A KiB of every thread block's share is the system's.
-        room, needed = self.machine.shared_kib_per_sm - 1, (c.prefetch_stages - 1) * CHUNK_KIB
+        room, chunk = self.machine.shared_kib_per_sm - 1, CHUNK_BYTES // 1024
+        # A pipeline has a chunk on its way per stage, all but one.
+        needed = (c.prefetch_stages - 1) * chunk
         if self.machine.shared_kib_per_sm and needed > room and c.path == "uva":
             reasons.append(
                 f"a copy of {c.prefetch_stages} stages needs {needed} KiB of shared memory, a thread block there has "
-                f"{room}: give at most {room // CHUNK_KIB + 1}"
+                f"{room}: give at most {room // chunk + 1}"
             )
         return reasons
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 
-from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.costs import LAYER, FittedCosts
 from sparda.calibrate.leave_one_out import left_out_ratios
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
@@ -18,8 +18,6 @@ from sparda.engine.plan import MAIN, Op, Plan
 from sparda.engine.policies import make_plan, resident_layers
 from sparda.engine.shapes import ModelShape, SparseSpec
 
-LAYER = "layer"
-"""Co-run rows of whole layers of the main stream, in a step's order, beside a copy."""
 LAYER_CONTEXT = 65536
 """Tokens of context of those layers."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -71,24 +71,16 @@ def _without(costs: FittedCosts, term: str) -> CostModel:
     return Without(costs, term)
 
 
-def terms(
-    rows: Sequence[Row],
-    costs: FittedCosts,
-    shape: ModelShape,
-    spec: SparseSpec,
-    each: Callable[[int, int], None] | None = None,
-) -> tuple[Term, ...]:
-    """The duel of every term on the same steps; ``each`` is told (duels done, of how many)."""
+def terms(rows: Sequence[Row], costs: FittedCosts, shape: ModelShape, spec: SparseSpec) -> tuple[Term, ...]:
+    """The duel of every term on the same steps."""
     whole = error_band(held_out(rows, costs, shape, spec))
     found = []
-    for done, term in enumerate(TERMS, 1):
+    for term in TERMS:
         simpler = error_band(held_out(rows, _without(costs, term), shape, spec))
         winner: Literal["term", "simpler", "tie"] = "tie"
-        # By the mean of median and 95th percentile: a term may matter in a few steps alone.
+        # By the sum of median and 95th percentile: a term may matter in a few steps alone.
         ours, theirs = whole.median + whole.p95, simpler.median + simpler.p95
         if abs(ours - theirs) > TIE:
             winner = "term" if ours < theirs else "simpler"
         found.append(Term(term, TERMS[term], whole.median, whole.p95, simpler.median, simpler.p95, winner))
-        if each:
-            each(done, len(TERMS))
     return tuple(found)

@@ -33,7 +33,7 @@ from sparda.calibrate.costs import (
 from sparda.calibrate.datasheet import Datasheet, datasheets, links
 from sparda.calibrate.judged import NO_BAND, UNJUDGED
 from sparda.calibrate.leave_one_out import Errors
-from sparda.calibrate.profile import DATASHEET, MEASURED, Profile
+from sparda.calibrate.profile import DATASHEET, Profile
 from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
@@ -148,23 +148,15 @@ def transferred(base: Profile, sheet: Datasheet) -> Profile:
 
     Raises SpardaError where the base has no datasheet to compare to.
     """
-    known = datasheets().get(base.name.removesuffix(f".{MEASURED}"))
-    if known is None:
-        raise SpardaError(
-            f"{base.name} has no datasheet in machines.toml, so no share of its rates can be carried over."
-        )
+    known = _described(base)
     measured, clock = base.machine, sheet.boost_clock_mhz / known.boost_clock_mhz
-    link = sheet.link_gb_s / known.link_gb_s
-    target = Machine(
+    target = replace(
+        _linked(measured, sheet.link_gb_s / known.link_gb_s),
         name=sheet.profile_name,
         gpu=sheet.gpu,
         sms=sheet.sms,
         hbm_gb_s=round(measured.hbm_gb_s * sheet.hbm_gb_s / known.hbm_gb_s, 1),
-        link_h2d_gb_s=round(measured.link_h2d_gb_s * link, 2),
-        link_d2h_gb_s=round(measured.link_d2h_gb_s * link, 2),
         hbm_capacity_bytes=int(sheet.hbm_gib * 2**30),
-        host_pinned_bytes=measured.host_pinned_bytes,
-        engine_h2d_gb_s=round(measured.engine_h2d_gb_s * link, 2),
         sm_read_gb_s=round(measured.sm_read_gb_s * clock, 1),
         shared_kib_per_sm=sheet.shared_kib_per_sm,
     )
@@ -193,19 +185,29 @@ def on_link(base: Profile, name: str) -> Profile:
 
     Raises SpardaError for an unknown link, or where the base's own is not known.
     """
-    known, wanted = datasheets().get(base.name.rpartition(".")[0]), links().get(name)
+    wanted = links().get(name)
     if wanted is None:
         raise SpardaError(f"link is {name!r}; known links: {', '.join(links())}.")
-    if known is None:
+    target = _linked(base.machine, wanted.raw_gb_s / _described(base).link_gb_s)
+    target = replace(target, name=f"{base.name}, {name}")
+    return _unmeasured(base, carried(base.costs, target, model_named(base.model)))
+
+
+def _described(base: Profile) -> Datasheet:
+    """The datasheet of a profile's machine. Raises SpardaError where it has none."""
+    sheet = datasheets().get(base.name.rpartition(".")[0])
+    if sheet is None:
         raise SpardaError(
-            f"{base.name} has no datasheet in machines.toml: what its link gives of the raw rate is unknown."
+            f"{base.name} has no datasheet in machines.toml, so no share of its rates can be carried over; add one."
         )
-    ratio, machine = wanted.raw_gb_s / known.link_gb_s, base.machine
-    target = replace(
+    return sheet
+
+
+def _linked(machine: Machine, ratio: float) -> Machine:
+    """``machine`` on a link of ``ratio`` times the raw rate."""
+    return replace(
         machine,
-        name=f"{base.name}, {name}",
         link_h2d_gb_s=round(machine.link_h2d_gb_s * ratio, 2),
         link_d2h_gb_s=round(machine.link_d2h_gb_s * ratio, 2),
         engine_h2d_gb_s=round(machine.engine_h2d_gb_s * ratio, 2),
     )
-    return _unmeasured(base, carried(base.costs, target, model_named(base.model)))

@@ -14,8 +14,8 @@ from sparda.engine.shapes import ModelShape
 from sparda.kernels.tilings import MAX_ROWS, Tiling, splits_of, tiling_for
 from sparda.sim.costs import Machine
 
-SHARED_BYTES = 227 * 1024
-"""Shared memory of a multiprocessor that thread blocks may fill: compute capability 9.0."""
+SHARED_KIB = 228
+"""Shared memory of a multiprocessor where the machine does not say: compute capability 9.0."""
 
 LINEARS = ("qkv", "oproj", "gateup", "down", "lm_head")
 
@@ -25,7 +25,7 @@ def linear_ns(kind: str, batch: int, shape: ModelShape, machine: Machine) -> flo
     tiling, rows, columns, weights = _tiling(kind, batch, shape, machine.sms)
     tiles = ceil(rows / tiling.rows) * tiling.splits
     tile_bytes = weights * tiling.rows * columns * shape.value_bytes / tiling.splits
-    slots = machine.sms * _resident(tiling, weights, batch, shape)
+    slots = machine.sms * _resident(tiling, weights, batch, shape, machine)
     last = tiles % slots
     full_ns = (tiles - last) * tile_bytes / machine.hbm_gb_s
     if not last or not machine.sm_read_gb_s:
@@ -50,11 +50,12 @@ def _tiling(kind: str, batch: int, shape: ModelShape, sms: int) -> tuple[Tiling,
     return tiling_for(rows, columns, batch, sms, splits=splits, gated=gated), rows, columns, 2 if gated else 1
 
 
-def _resident(tiling: Tiling, weights: int, batch: int, shape: ModelShape) -> int:
+def _resident(tiling: Tiling, weights: int, batch: int, shape: ModelShape, machine: Machine) -> int:
     """Thread blocks that one multiprocessor has at a time: as many as its shared memory holds pipelines."""
     padded = min(MAX_ROWS, max(16, 1 << (batch - 1).bit_length()))
     stage = (weights * tiling.rows + padded) * tiling.depth * shape.value_bytes
-    return max(1, SHARED_BYTES // (stage * tiling.stages))
+    # Each thread block takes a KiB for the system besides.
+    return max(1, (machine.shared_kib_per_sm or SHARED_KIB) * 1024 // (stage * tiling.stages + 1024))
 
 
 def attention_turns(batch: int, top_k: int, shape: ModelShape, sms: int) -> int:

@@ -56,6 +56,8 @@ class ModelEvidence(Rows):
         text = (
             f"measured whole steps, policies: {policies}, simulated from kernel, link and co-run "
             f"rows alone; run to run {band.spread:.1%}"
+            if steps
+            else "no rows"
         )
 
         def held(value: float | None, unit: str, target: float | None, higher: bool, more: str = "") -> Figure:

@@ -67,6 +67,11 @@ class Progress:
             self._last = now
             print(f"\r{self.what}: {self.done} of {self.total}", end="", file=sys.stderr, flush=True)
 
+    def to(self, done: int, total: int) -> None:
+        """Say that ``done`` of ``total`` are done: for work that counts by itself."""
+        self.total = total
+        self.step(done - self.done)
+
     def close(self) -> None:
         if self._shows:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

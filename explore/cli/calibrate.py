@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparda.engine.errors import SpardaError
 from sparda.explore.cli.common import Output, add_json
-from sparda.explore.text import wrapped
+from sparda.explore.text import Progress, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,11 @@ def calibrated(folder: Path, name: str | None) -> Output:
     from sparda.engine.loader import to_plain
     from sparda.explore.errors_text import band_text, errors_text
 
-    profile = calibrate(folder, name or folder.resolve().name)
+    progress = Progress("held-out steps, each on every draw of its interval", 0)
+    try:
+        profile = calibrate(folder, name or folder.resolve().name, progress.to)
+    finally:
+        progress.close()
     band = profile.band
     path = profile.folder / "profile.json"
     text = (

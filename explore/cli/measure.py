@@ -81,12 +81,7 @@ def measured(out: Path, budget_s: float, parts: Sequence[str], model: str | None
     from sparda.explore.text import Progress
 
     progress = Progress("cases", 0)
-
-    def each(done: int, total: int) -> None:
-        progress.total = total
-        progress.step(done - progress.done)
-
     try:
-        return main_measure(out, budget_s, parts, model or MODEL, each)
+        return main_measure(out, budget_s, parts, model or MODEL, progress.to)
     finally:
         progress.close()

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> Output:
     """Write cells, measure them or judge them."""
     if args.winners:
         return _winners(args)
+    from sparda.calibrate.profile import DATASHEET
     from sparda.calibrate.store import Store
     from sparda.explore import validate
     from sparda.explore.cells import JUDGING
@@ -50,7 +51,13 @@ def run(args: argparse.Namespace) -> Output:
         require_gpu("validate")
     folder = None
     if not args.cells or not args.out:
-        folder = profile_named(scenario_of(args).profile).folder
+        profile = profile_named(scenario_of(args).profile)
+        if profile.tier == DATASHEET:
+            raise SpardaError(
+                f"{profile.name} is carried over by datasheet: nothing was run on it. Give --cells and --out, the file "
+                "of cells and the folder of their rows."
+            )
+        folder = profile.folder
     path = args.cells or (folder or Path()) / validate.FILE
     out = args.out or folder or Path()
     if not path.exists():

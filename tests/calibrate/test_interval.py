@@ -128,3 +128,10 @@ def test_coverage_counts_the_measured_steps_inside(costs: FittedCosts) -> None:
     steps = [HeldOut(workload, config, us, 1.0, 0.0) for us in (low, (low + high) / 2, high, high * 1.01)]
     assert coverage(steps, intervals, MODEL, SPEC) == 0.75
     assert coverage([], intervals, MODEL, SPEC) is None
+
+
+def test_progress_is_told_step_by_step(costs: FittedCosts) -> None:
+    steps = [HeldOut(Workload(batch, 65536, 0.06), Config(), 1.0, 1.0, 0.0) for batch in (1, 4, 16)]
+    told: list[tuple[int, int]] = []
+    coverage(steps, Intervals(costs, NOTHING, draws=1), MODEL, SPEC, lambda done, total: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]

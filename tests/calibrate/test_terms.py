@@ -98,9 +98,3 @@ def test_costs_without_a_term_keep_all_others(telling: FittedCosts) -> None:
         changed = {term for term, (ours, theirs) in values.items() if ours != theirs}
         assert changed == {name} & set(values)
         assert rest.alone_ns(op, plan) == telling.alone_ns(op, plan)
-
-
-def test_progress_is_told_term_by_term(costs: FittedCosts) -> None:
-    told: list[tuple[int, int]] = []
-    terms(rows_of(costs)[:1], costs, MODEL, SPEC, each=lambda done, total: told.append((done, total)))
-    assert told == [(n, len(TERMS)) for n in range(1, len(TERMS) + 1)]

@@ -116,3 +116,10 @@ def test_what_an_attention_leaves_free_is_what_its_one_turn_does_not_take(batch:
     blocks, free = heads * attention_splits(heads, top_k, sms), free_beside_attention(heads, top_k, sms)
     assert free == max(0, sms - blocks)
     assert (ceil(blocks / sms) > 1) <= (free == 0)
+
+
+def test_a_multiprocessor_with_less_shared_memory_has_fewer_of_a_linears_blocks_at_a_time() -> None:
+    # Two pipelines of 108 KiB in 228 KiB, one in 164: of 256 tiles on 250 multiprocessors six then wait for a turn.
+    large, small = (replace(MACHINE, sms=250, shared_kib_per_sm=kib) for kib in (228, 164))
+    assert linear_ns("gateup", 16, MODEL, large) == pytest.approx(256 * MIB / HBM)
+    assert linear_ns("gateup", 16, MODEL, small) == pytest.approx(250 * MIB / HBM + MIB / PER_SM)

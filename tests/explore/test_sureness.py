@@ -125,3 +125,10 @@ def test_evidence_of_a_machine_by_datasheet_holds_nothing_of_another_gpu(capsys:
     figures = one_object(capsys, "evidence", "--profile", "h100-sxm.datasheet", "--seconds", "0.01")["figures"]
     assert not any(f["rows"] for f in figures.values())
     assert figures["heldout.steps.median"]["value"] is None
+
+
+def test_a_described_machine_has_no_runs_to_judge_and_says_what_to_give(capsys: Capture) -> None:
+    assert cli.main(["validate", "--verdicts", "--profile", "h100-sxm.datasheet"]) != 0
+    told = capsys.readouterr().err
+    assert "nothing was run on it" in told
+    assert "--cells and --out" in told
