@@ -31,6 +31,7 @@ PLAN_SIDE = (
     "model_config",
     "occupancy",
     "actions",
+    "dynamics",
 )
 MOST_LINES = 400
 

@@ -1,0 +1,1 @@
+"""What choosing blocks costs a model: measured with torch, on a CPU or a GPU."""
