@@ -73,4 +73,4 @@ def test_what_does_not_fit_is_refused(device: str) -> None:
         ((q.transpose(1, 2).contiguous().transpose(1, 2), fine, 0, 4), "contiguous"),
     ):
         with pytest.raises(ValueError, match=message):
-            teacher_scores(bad[0], bad[1], bad[2], windows=9, stride=bad[3])  # type: ignore[arg-type]
+            teacher_scores(bad[0], bad[1], bad[2], windows=9, stride=bad[3])
