@@ -17,9 +17,9 @@ from sparda.kernels.products import dot_type, product
 LOG2E = 1.4426950408889634
 
 _ROWS = 64
-"""Queries of a program; with its fine keys, as many sums as registers hold."""
-_TILE_KEYS = 128
-"""Fine keys of a step of the first pass."""
+"""Queries of a program of the second pass; with its fine keys, as many sums as registers hold."""
+_FIRST_ROWS, _TILE_KEYS = 128, 64
+"""Queries of a program of the first pass, and fine keys of a step of it."""
 _TILE_WINDOWS = 16
 """Compressed keys of a program of the second pass: the fewest that a matrix product takes."""
 
@@ -154,15 +154,15 @@ def teacher_scores(q: torch.Tensor, fine: torch.Tensor, start: int, *, windows: 
     group, scale = heads // kv_heads, LOG2E * dim**-0.5
     normaliser = torch.empty(heads, count, dtype=torch.float32, device=q.device)
     out = torch.empty(kv_heads, count, windows, dtype=torch.float32, device=q.device)
-    tiles = triton.cdiv(count, _ROWS)
-    _normaliser_kernel[(tiles, heads)](
-        q, fine, normaliser, start, count, fine_rows, q.stride(0), scale,
-        GROUP=group, DIM=dim, ROWS=_ROWS, TILE=_TILE_KEYS, DOT=dot_type(q), num_warps=4, num_stages=3,
+    # Of fp32 values shared memory holds half as many.
+    stages = 3 if q.dtype == torch.bfloat16 else 2
+    _normaliser_kernel[(triton.cdiv(count, _FIRST_ROWS), heads)](
+        q, fine, normaliser, start, count, fine_rows, q.stride(0), scale, GROUP=group, DIM=dim, ROWS=_FIRST_ROWS,
+        TILE=_TILE_KEYS, DOT=dot_type(q), num_warps=8, num_stages=stages,
     )  # fmt: skip
-    _pooled_kernel[(tiles, triton.cdiv(windows, _TILE_WINDOWS), kv_heads)](
-        q, fine, normaliser, out, start, count, fine_rows, windows, q.stride(0), scale,
-        GROUP=group, DIM=dim, ROWS=_ROWS, WINDOWS=_TILE_WINDOWS, STRIDE=stride, DOT=dot_type(q),
-        num_warps=8, num_stages=2,
+    _pooled_kernel[(triton.cdiv(count, _ROWS), triton.cdiv(windows, _TILE_WINDOWS), kv_heads)](
+        q, fine, normaliser, out, start, count, fine_rows, windows, q.stride(0), scale, GROUP=group, DIM=dim,
+        ROWS=_ROWS, WINDOWS=_TILE_WINDOWS, STRIDE=stride, DOT=dot_type(q), num_warps=8, num_stages=stages,
     )  # fmt: skip
     return out
 
