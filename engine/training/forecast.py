@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +13,7 @@ from sparda.engine.forecast_file import tensor_name
 from sparda.engine.prefill import rotated
 from sparda.engine.shapes import ModelShape
 from sparda.engine.training.config import Student
+from sparda.engine.training.walk import LayerView
 from sparda.engine.weights import Weights
 
 
@@ -59,6 +62,16 @@ class ForecastRows:
         rows = self.current[source] if target < self.student.lookahead else self.forecast[source]
         heads = (inputs @ rows.to(inputs.dtype).T).unflatten(-1, (-1, self.shape.head_dim)).transpose(0, 1)
         return rotated(heads, cos, sin).contiguous()
+
+
+def inputs_behind(rows: Sequence[ForecastRows]) -> deque[Tensor]:
+    """Room for the inputs of a layer and of as many before it as the farthest Forecast looks ahead."""
+    return deque(maxlen=1 + max((r.student.lookahead for r in rows), default=0))
+
+
+def source(rows: ForecastRows, view: LayerView, behind: deque[Tensor]) -> Tensor:
+    """The inputs [S, d_model] that choose for a layer; those of the layer itself are the newest of ``behind``."""
+    return behind[rows.source(view.layer) - view.layer - 1]
 
 
 def _begin(weights: Weights, student: Student, target: int, generator: torch.Generator) -> Tensor:

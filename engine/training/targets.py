@@ -75,6 +75,24 @@ class Teacher:
             per_block=self.spec.keys_per_block,
         )  # fmt: skip
 
+    @torch.no_grad()
+    def recall(self, f: Tensor, targets: Targets) -> Tensor:
+        """Share of the retained blocks that the Forecast chooses, as many as were retained: fp32 [H, N].
+
+        NaN for queries of which none was retained.
+        """
+        spec, (kv_heads, count, blocks) = self.spec, targets.retained.shape
+        heads = f.float().view(kv_heads, -1, count, f.shape[-1])
+        logits = torch.einsum("hnqd,hcd->hnqc", heads, self.compressed.float()) * f.shape[-1] ** -0.5
+        start = torch.arange(self.compressed.shape[1], device=f.device) * spec.stride
+        t = torch.arange(targets.start, targets.start + count, device=f.device)
+        probable = logits.masked_fill(start > t[:, None], -torch.inf).softmax(-1).mean(1)
+        free = free_blocks(spec, targets.start, count, blocks, f.device)
+        scores = block_scores(probable, blocks, spec.keys_per_block).masked_fill(~free, -1.0)
+        best = scores.topk(min(max(self.top_k - spec.forced, 0), blocks), dim=-1)
+        caught = targets.retained.gather(-1, best.indices) * (best.values >= 0)
+        return caught.sum(-1) / targets.retained.sum(-1)
+
 
 def block_scores(scores: Tensor, blocks: int, per: int) -> Tensor:
     """The largest of scores [..., C], none below 0, that touch each block: ``per`` that begin in it, one before."""

@@ -22,7 +22,7 @@ from sparda.engine.loader import write_text
 from sparda.engine.shapes import SparseSpec
 from sparda.engine.training import checkpoints
 from sparda.engine.training.config import Student, Training
-from sparda.engine.training.forecast import ForecastRows
+from sparda.engine.training.forecast import ForecastRows, inputs_behind, source
 from sparda.engine.training.scorer import ScorerRows
 from sparda.engine.training.targets import Teacher
 from sparda.engine.training.walk import LayerView, walk
@@ -121,7 +121,7 @@ class Trainer:
         s, t = self.weights.shape, self.training
         losses = torch.zeros(len(self._optimizers), device=self.weights.embed.device)
         cos, sin = rope_table(s, tokens.numel(), self.weights.embed.device)
-        behind: deque[Tensor] = deque(maxlen=1 + max((r.student.lookahead for r in self.rows), default=0))
+        behind = inputs_behind(self.rows)
         for view in walk(self.weights, tokens):
             behind.append(view.inputs)
             losses[: len(self.rows)] += self._layer(view, behind, cos, sin) / s.layers
@@ -143,9 +143,7 @@ class Trainer:
             end = min(start + teacher.chunk, length)
             targets = teacher.targets(start, end)
             for i, rows in enumerate(self.rows):
-                # The newest of `behind` is this layer's own.
-                inputs = behind[rows.source(view.layer) - view.layer - 1]
-                f = rows.queries(view.layer, inputs[start:end], cos[start:end], sin[start:end])
+                f = rows.queries(view.layer, source(rows, view, behind)[start:end], cos[start:end], sin[start:end])
                 loss = teacher.loss(f, targets).sum() / (length * self.weights.shape.kv_heads)
                 (loss / self.training.batch).backward()
                 losses[i] += loss.detach()

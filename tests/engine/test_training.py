@@ -21,8 +21,9 @@ from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.training import targets as chunked
 from sparda.engine.training.config import Student, Training
 from sparda.engine.training.forecast import ForecastRows
+from sparda.engine.training.judge import judge
 from sparda.engine.training.scorer import ScorerRows
-from sparda.engine.training.targets import Teacher, block_scores, free_blocks
+from sparda.engine.training.targets import Targets, Teacher, block_scores, free_blocks
 from sparda.engine.training.trainer import StepLog, Trainer
 from sparda.engine.training.walk import LayerView, walk
 from sparda.engine.weights import Weights, proxy_rows, random_weights, rope_table
@@ -235,3 +236,28 @@ def test_the_rate_rises_in_a_line_then_stays_or_falls() -> None:
     falling = replace(constant, schedule="cosine")
     assert falling.rate(10) == pytest.approx(1e-3)
     assert falling.rate(99) < 1e-5
+
+
+def test_training_raises_the_recall_of_its_teachers_blocks() -> None:
+    work = trainer(training=replace(TRAINING, steps=25, learning_rate=1e-2))
+    before = judge(weights(), SPEC, 6, [ForecastRows.begun(weights(), s) for s in STUDENTS], sequences())
+    work.run()
+    after = judge(weights(), SPEC, 6, work.rows, sequences())
+    for name in before:
+        assert after[name].recall > before[name].recall + 0.01, name
+        assert after[name].loss < before[name].loss, name
+
+
+def test_a_forecast_that_is_its_teacher_catches_every_block() -> None:
+    view = views()[0]
+    teacher = Teacher.of(view, SPEC, 6)
+    # With one query head a KV head, and the teacher on the deployed grid, the two scores are the same.
+    alone = replace(view, queries=view.queries[::3].contiguous())
+    own = Teacher(alone, SPEC, 6, teacher.compressed, teacher.fine)
+    probable = torch.einsum("hqd,hcd->hqc", alone.queries, teacher.compressed) * SHAPE.head_dim**-0.5
+    t = torch.arange(170)
+    seen = probable.masked_fill(torch.arange(41) * 4 > t[:, None], -torch.inf).softmax(-1)
+    targets = Targets(0, seen, own._retained(seen, 0))
+    recall = own.recall(alone.queries, targets)
+    assert bool((recall[~recall.isnan()] == 1).all())
+    assert bool(recall[:, :64].isnan().any())
