@@ -39,7 +39,7 @@ def measure_training(bench: Bench) -> None:
     """Rows of kind ``training``: optimizer steps of one sequence on the whole model, and the parts of such a step.
 
     ``walk_s``: the frozen model alone; ``teacher_s``: walk and teacher; the rest is the student's. ``peak_gib``: the
-    most that torch had allocated, weights included.
+    most that torch had reserved, weights included.
     """
     for case in cases(bench.shape):
         if not bench.due(case):
@@ -48,14 +48,16 @@ def measure_training(bench: Bench) -> None:
         tokens = int(case.conditions["tokens"])
         generator = torch.Generator().manual_seed(bench.seed)
         text = torch.randint(0, bench.shape.vocab, (tokens,), generator=generator).to(bench.device)
-        trainer = Trainer(bench.weights, bench.spec, Training(steps=1, batch=1), (Student(),), [text])
-        trainer.run()  # compiles
         torch.cuda.reset_peak_memory_stats()
+        trainer = Trainer(bench.weights, bench.spec, Training(steps=1, batch=1), (Student(),), [text])
+        trainer.run()  # compiles and captures
         samples = []
         for step in range(2, 2 + STEPS):
             trainer.training = Training(steps=step, batch=1)
             samples.append(_seconds(trainer.run))
-        peak = torch.cuda.max_memory_allocated() / 2**30
+        peak = torch.cuda.max_memory_reserved() / 2**30
+        del trainer
+        bench.release()
         values = {
             "seconds_per_step": sorted(samples)[len(samples) // 2],
             "peak_gib": peak,

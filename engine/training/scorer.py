@@ -64,11 +64,13 @@ class ScorerRows:
         """The scorer as the policy reads it."""
         return ScorerWeights(self.hidden.detach(), self.hidden_bias.detach(), self.output.detach())
 
-    def visit(self, view: LayerView, sequence: int) -> Tensor | None:
-        """The loss of a sequence, once its last layer is here; ``sequence`` seeds which queries are learned from."""
-        length = len(view.inputs)
+    def positions(self, length: int, sequence: int) -> Tensor:
+        """Queries of a sequence that are learned from, int64 [SAMPLES], drawn with the sequence's number."""
         generator = torch.Generator().manual_seed(sequence)
-        positions = torch.randint(length // 4, length, (SAMPLES,), generator=generator).to(view.inputs.device)
+        return torch.randint(length // 4, length, (SAMPLES,), generator=generator)
+
+    def visit(self, view: LayerView, positions: Tensor) -> Tensor | None:
+        """The loss of a sequence's queries at ``positions``, once its last layer is here."""
         if view.layer == self.layer:
             self.seen = self._features(view, positions)
         if view.layer + 1 < self.shape.layers or self.seen is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +21,10 @@ from sparda.engine.loader import write_text
 from sparda.engine.shapes import SparseSpec
 from sparda.engine.training import checkpoints
 from sparda.engine.training.config import Student, Training
-from sparda.engine.training.forecast import ForecastRows, inputs_behind, source
+from sparda.engine.training.forecast import ForecastRows
+from sparda.engine.training.gradients import Gradients
 from sparda.engine.training.scorer import ScorerRows
-from sparda.engine.training.targets import Teacher
-from sparda.engine.training.walk import LayerView, walk
-from sparda.engine.weights import Weights, rope_table
+from sparda.engine.weights import Weights
 
 LOG = "log.jsonl"
 
@@ -61,6 +59,7 @@ class Trainer:
     facts: dict[str, object] = field(init=False)
     """What makes this training what it is, as plain values."""
     _optimizers: list[torch.optim.Optimizer] = field(init=False)
+    _gradients: Gradients = field(init=False)
 
     def __post_init__(self) -> None:
         t = self.training
@@ -75,6 +74,7 @@ class Trainer:
             )
             for part in self.parts
         ]
+        self._gradients = Gradients(self.weights, self.spec, t.top_k, t.batch, self.rows, self.scorer)
         self.facts = self._facts()
         if self.out is not None:
             self._resume(self.out)
@@ -101,10 +101,11 @@ class Trainer:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = t.rate(self.step)
-            optimizer.zero_grad()
-        for micro in range(t.batch):
-            number = self.step * t.batch + micro
-            totals += self._sequence(self.sequences[self._index(number)], number)
+            # In place: a captured graph adds to these very tensors.
+            optimizer.zero_grad(set_to_none=False)
+        self._gradients.prepare(self.sequences[0])
+        for number in range(self.step * t.batch, (self.step + 1) * t.batch):
+            totals += self._gradients.add(self.sequences[self._index(number)], number)
         for optimizer in self._optimizers:
             torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], t.clip)
             optimizer.step()
@@ -115,39 +116,6 @@ class Trainer:
         epoch, place = divmod(number, len(self.sequences))
         generator = torch.Generator().manual_seed(self.training.seed + epoch)
         return int(torch.randperm(len(self.sequences), generator=generator)[place])
-
-    def _sequence(self, tokens: Tensor, number: int) -> Tensor:
-        """Add a sequence's gradients; its mean losses over layers."""
-        s, t = self.weights.shape, self.training
-        losses = torch.zeros(len(self._optimizers), device=self.weights.embed.device)
-        cos, sin = rope_table(s, tokens.numel(), self.weights.embed.device)
-        behind = inputs_behind(self.rows)
-        for view in walk(self.weights, tokens):
-            behind.append(view.inputs)
-            losses[: len(self.rows)] += self._layer(view, behind, cos, sin) / s.layers
-            if self.scorer is not None:
-                loss = self.scorer.visit(view, number)
-                if loss is not None:
-                    (loss / t.batch).backward()
-                    losses[-1] += loss.detach()
-        return losses
-
-    def _layer(self, view: LayerView, behind: deque[Tensor], cos: Tensor, sin: Tensor) -> Tensor:
-        """Gradients of one layer's losses; each student's mean over queries and KV heads."""
-        losses = torch.zeros(len(self.rows), device=view.inputs.device)
-        if not self.rows:
-            return losses
-        teacher = Teacher.of(view, self.spec, self.training.top_k)
-        length = len(view.inputs)
-        for start in range(0, length, teacher.chunk):
-            end = min(start + teacher.chunk, length)
-            targets = teacher.targets(start, end)
-            for i, rows in enumerate(self.rows):
-                f = rows.queries(view.layer, source(rows, view, behind)[start:end], cos[start:end], sin[start:end])
-                loss = teacher.loss(f, targets).sum() / (length * self.weights.shape.kv_heads)
-                (loss / self.training.batch).backward()
-                losses[i] += loss.detach()
-        return losses
 
     def _facts(self) -> dict[str, object]:
         digest = hashlib.sha256()

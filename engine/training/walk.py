@@ -33,17 +33,20 @@ class LayerView:
 
 
 @torch.no_grad()
-def walk(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK) -> Iterator[LayerView]:
+def walk(
+    weights: Weights, tokens: Tensor, *, chunk: int = CHUNK, table: tuple[Tensor, Tensor] | None = None
+) -> Iterator[LayerView]:
     """Every layer of the model in turn, attending densely; ``tokens`` int64 [S], at least two.
 
     Memory grows with S, never with its square: each linear sees ``chunk`` tokens at a time. A view's tensors are its
-    own, so that a reader may keep them. Raises SpardaError for a sequence that the model does not take.
+    own, so that a reader may keep them. ``table``: that of ``rope_table``, where it is there already. Raises
+    SpardaError for a sequence that the model does not take.
     """
     s, length = weights.shape, int(tokens.numel())
     if not 2 <= length <= s.max_context:
         raise SpardaError(f"a sequence of {length} tokens; {s.name} trains on 2 to {s.max_context}.")
     device = weights.embed.device
-    cos, sin = rope_table(s, length, device)
+    cos, sin = table or rope_table(s, length, device)
     x = weights.embed[tokens.to(device)]
     parts = [slice(i, min(i + chunk, length)) for i in range(0, length, chunk)]
     for layer, w in enumerate(weights.layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -12,8 +12,9 @@ import torch
 
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.training.config import Student, Training
+from sparda.engine.training.scorer import ScorerRows
 from sparda.engine.training.trainer import Trainer
-from sparda.engine.weights import Weights, random_weights
+from sparda.engine.weights import LayerWeights, Weights, random_weights
 
 pytestmark = pytest.mark.gpu
 
@@ -25,20 +26,19 @@ SPEC = SparseSpec(local_blocks=1)
 STUDENTS = (Student(1), Student(2, heads=2), Student(1, heads=4), Student(0, begin="uniform"))
 
 
-def on(weights: Weights, device: str) -> Weights:
-    def moved(x: object) -> object:
-        if isinstance(x, torch.Tensor):
-            return x.to(device)
-        return tuple(moved(y) for y in x) if isinstance(x, tuple) else x
+def moved(layer: LayerWeights, device: str) -> LayerWeights:
+    own = {f.name: getattr(layer, f.name) for f in fields(layer)}
+    return LayerWeights(**{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in own.items()})
 
-    layers = tuple(
-        replace(w, **{f: moved(getattr(w, f)) for f in ("norm", "fused", "output", "ffn_norm", "gate_up", "down")})
-        for w in weights.layers
+
+def on(weights: Weights, device: str) -> Weights:
+    return Weights(
+        weights.shape,
+        weights.embed.to(device),
+        tuple(moved(layer, device) for layer in weights.layers),
+        weights.final_norm.to(device),
+        weights.head.to(device),
     )
-    return replace(
-        weights, embed=weights.embed.to(device), layers=layers, final_norm=weights.final_norm.to(device),
-        head=weights.head.to(device), scorer=None,
-    )  # fmt: skip
 
 
 def test_three_steps_lose_what_they_lose_on_a_cpu() -> None:
@@ -47,7 +47,9 @@ def test_three_steps_lose_what_they_lose_on_a_cpu() -> None:
     training = Training(steps=3, batch=1, learning_rate=2e-3, top_k=12)
     logs = []
     for device in ("cpu", "cuda"):
-        trainer = Trainer(on(weights, device), SPEC, training, STUDENTS, [text])
+        own = on(weights, device)
+        scorer = ScorerRows.begun(own, SPEC, 1, training.top_k)
+        trainer = Trainer(own, SPEC, training, STUDENTS, [text, text[:900], text.flip(0)], scorer=scorer)
         trainer.run()
         logs.append([step.losses for step in trainer.log])
     for cpu, gpu in zip(*logs, strict=True):
