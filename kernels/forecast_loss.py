@@ -263,4 +263,5 @@ def forecast_loss_reference(
     p = torch.where(kept, p.clamp(min=EPS), 0.0)
     s = torch.where(kept, s, 0.0)
     inner = torch.where(kept, p * (p.clamp(min=EPS).log() - s.clamp(min=EPS).log()), 0.0).sum(-1)
-    return inner + p_rest * (p_rest.log() - s_rest.log())
+    loss: torch.Tensor = inner + p_rest * (p_rest.log() - s_rest.log())
+    return loss

@@ -57,10 +57,10 @@ class Gradients:
             self._losses = self._compute(self._tokens, self._sample)
 
         self._graph = captured(body)
-        for part in (*self.rows, *([self.scorer] if self.scorer else [])):
-            for parameter in part.named.values():
-                assert parameter.grad is not None
-                parameter.grad.zero_()
+        parts: list[ForecastRows | ScorerRows] = [*self.rows, *([self.scorer] if self.scorer else [])]
+        for parameter in (p for part in parts for p in part.named.values()):
+            assert parameter.grad is not None
+            parameter.grad.zero_()
 
     def add(self, tokens: Tensor, number: int) -> Tensor:
         """Add the gradients of a sequence int64 [S], the ``number``-th of the training.

@@ -109,7 +109,9 @@ class ScorerRows:
         future = torch.arange(length, device=positions.device) > positions[:, None]
         mass = logits.masked_fill(future, -torch.inf).softmax(-1).sum((0, 1))
         blocks = spec.blocks(length)
-        return functional.pad(mass, (0, blocks * spec.block - length)).unflatten(-1, (blocks, spec.block)).sum(-1)
+        whole: Tensor = functional.pad(mass, (0, blocks * spec.block - length))
+        blockwise: Tensor = whole.unflatten(-1, (blocks, spec.block)).sum(-1)
+        return blockwise
 
     def _loss(self, scores: Tensor, known: Tensor, mass: Tensor, positions: Tensor) -> Tensor:
         spec, blocks = self.spec, mass.shape[1]

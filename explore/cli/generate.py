@@ -141,14 +141,9 @@ def _weights(args: argparse.Namespace, config: Config, device: str) -> tuple[Wei
     from sparda.engine.gguf_file import load_gguf
 
     path, value_bytes = args.checkpoint, VALUE_BYTES[args.dtype]
-    if path.is_dir():
-        trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
-        weights = load_checkpoint(path, device=device, value_bytes=value_bytes, **trained)
-    elif args.forecast:
-        raise SpardaError(f"--forecast {args.forecast}: {path} is one file; a Forecast goes with a checkpoint folder.")
-    else:
-        weights = load_gguf(path, device=device, value_bytes=value_bytes)
-    return _with_forecast(weights, config)
+    load = load_checkpoint if path.is_dir() else load_gguf
+    trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
+    return _with_forecast(load(path, device=device, value_bytes=value_bytes, **trained), config)
 
 
 def _with_forecast(weights: Weights, config: Config) -> tuple[Weights, str]:
