@@ -21,6 +21,7 @@ from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.training import targets as chunked
 from sparda.engine.training.config import Student, Training
 from sparda.engine.training.forecast import ForecastRows
+from sparda.engine.training.found import trained_forecasts, trained_scorer
 from sparda.engine.training.judge import judge
 from sparda.engine.training.scorer import ScorerRows
 from sparda.engine.training.targets import Targets, Teacher, block_scores, free_blocks
@@ -261,3 +262,31 @@ def test_a_forecast_that_is_its_teacher_catches_every_block() -> None:
     recall = own.recall(alone.queries, targets)
     assert bool((recall[~recall.isnan()] == 1).all())
     assert bool(recall[:, :64].isnan().any())
+
+
+def test_what_a_training_left_is_found_by_lookahead_and_heads(tmp_path: Path) -> None:
+    work = trainer(tmp_path, scorer=True)
+    work.run()
+    found = trained_forecasts(tmp_path, SHAPE)
+    # Students that began otherwise are for comparing, not for choosing.
+    assert sorted(found) == [(1, 1), (2, 2)]
+    assert torch.equal(found[2, 2].rows["forecast"][0], work.rows[1].forecast[0])
+    layer, scorer = trained_scorer(tmp_path, SHAPE) or (0, None)
+    assert work.scorer is not None
+    assert scorer is not None
+    assert layer == 1
+    assert torch.equal(scorer.hidden, work.scorer.hidden)
+
+
+def test_one_forecast_looks_one_layer_ahead_and_its_heads_are_counted(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    assert list(trained_forecasts(tmp_path / "d1-h1", SHAPE)) == [(1, 1)]
+    assert trained_scorer(tmp_path, SHAPE) is None
+
+
+def test_a_forecast_of_another_model_and_a_folder_of_none_are_named(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    with pytest.raises(SpardaError, match="trained on this model"):
+        trained_forecasts(tmp_path, replace(SHAPE, layers=4))
+    with pytest.raises(SpardaError, match="no such file or folder"):
+        trained_forecasts(tmp_path / "nowhere", SHAPE)
