@@ -15,6 +15,9 @@ from sparda.engine.forecast_file import Forecast, forecast_of
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.weights import Weights, random_weights
 
+# Threads that wait for one another take longer than what there is to do on tensors this small.
+torch.set_num_threads(1)
+
 SHAPE = ModelShape(
     "tiny", layers=4, d_model=48, heads=6, kv_heads=2, head_dim=16, ffn=64, vocab=101, value_bytes=4,
 )  # fmt: skip
