@@ -118,7 +118,9 @@ def test_a_forecast_looks_through_its_rows_at_the_layer_lookahead_before() -> No
 
 def test_an_untrained_forecast_of_one_head_is_the_guess_of_the_mean_query() -> None:
     seen = views()
-    for (scores,), view in zip(dense_scores(make_selector(Choice("untrained", 6, 1, 1), materials())), seen, strict=True):
+    for (scores,), view in zip(
+        dense_scores(make_selector(Choice("untrained", 6, 1, 1), materials())), seen, strict=True
+    ):
         source = seen[max(0, view.layer - 1)]
         query = source.turned(source.layer, proxy_rows(weights(), view.layer))
         assert torch.equal(scores, view.block_scores(query[:, None]))
@@ -160,7 +162,9 @@ def test_layers_that_share_reuse_the_last_that_chose_for_itself() -> None:
 
 
 def test_an_early_layer_chooses_for_all_later_ones() -> None:
-    found = dense_scores(make_selector(Choice("sparse", 6), materials()), make_selector(Choice("early", 6), materials()))
+    found = dense_scores(
+        make_selector(Choice("sparse", 6), materials()), make_selector(Choice("early", 6), materials())
+    )
     for layer, (_, early) in enumerate(found):
         assert torch.equal(early, found[min(layer, 1)][0])
 

@@ -76,7 +76,9 @@ def _perplexities(session: Session) -> tuple[Perplexity, ...]:
         sparse = {name: store.runs(key, choice) for name, key in names.items()}
         both = {n: (dense[n], sparse[n]) for n in names}
         if all(a is not None and b is not None for a, b in both.values()):
-            row = perplexity_row(choice, {n: a or () for n, (a, _) in both.items()}, {n: b or () for n, (_, b) in both.items()})
+            row = perplexity_row(
+                choice, {n: a or () for n, (a, _) in both.items()}, {n: b or () for n, (_, b) in both.items()}
+            )
             # The forced blocks are the same at every top-k: they were run at one.
             top_ks = session.scope.loss_top_ks if choice.selector == "forced" else (choice.top_k,)
             found += [replace(row, choice=replace(choice, top_k=top_k)) for top_k in top_ks]

@@ -33,7 +33,9 @@ def run_means(
     return [float(part.mean()) for part in nats.tensor_split([i * RUN for i in range(1, runs)])]
 
 
-def perplexity_row(choice: Choice, dense: Mapping[str, Sequence[float]], sparse: Mapping[str, Sequence[float]]) -> Perplexity:
+def perplexity_row(
+    choice: Choice, dense: Mapping[str, Sequence[float]], sparse: Mapping[str, Sequence[float]]
+) -> Perplexity:
     """The row of one choice, of the run means of each document, by name, with full attention and with the choice.
 
     ``nats``: the mean over documents, each as heavy as any other. Standard error: see ``bootstrap_error``.
@@ -50,7 +52,9 @@ def bootstrap_error(added: Sequence[npt.NDArray[np.float64]], seed: int = 0) -> 
     tokens they have is chance. With one document only the second remains, and the error says nothing of other texts.
     """
     generator = np.random.default_rng(seed)
-    drawn = np.stack([runs[generator.integers(len(runs), size=(DRAWS, len(added), len(runs)))].mean(-1) for runs in added])
+    drawn = np.stack(
+        [runs[generator.integers(len(runs), size=(DRAWS, len(added), len(runs)))].mean(-1) for runs in added]
+    )
     picked = generator.integers(len(added), size=(DRAWS, len(added)))
     means = drawn[picked, np.arange(DRAWS)[:, None], np.arange(len(added))].mean(-1)
     return float(means.std())

@@ -61,7 +61,12 @@ class Trial:
 
 
 def trial(
-    weights: Weights, spec: SparseSpec, case: Case, choices: Sequence[Choice], materials: Materials, window: int = WINDOW
+    weights: Weights,
+    spec: SparseSpec,
+    case: Case,
+    choices: Sequence[Choice],
+    materials: Materials,
+    window: int = WINDOW,
 ) -> Trial:
     """Ask a case's question with full attention and under each choice, the answer's tokens given one by one.
 

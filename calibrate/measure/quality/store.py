@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +87,7 @@ class Store:
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cast(Sets, file["sets"])
-        except (OSError, KeyError, ValueError, EOFError) as error:
+        except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise SpardaError(f"{path}: damaged ({error}); delete it to measure it again.") from None
 
     def write_sets(self, document: str, sets: Sets) -> None:
