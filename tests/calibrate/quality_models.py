@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure.quality.selectors import Materials
+from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.window import Prefix, read_prefix
 from sparda.engine.forecast_file import Forecast, forecast_of
 from sparda.engine.shapes import ModelShape, SparseSpec
@@ -61,7 +61,7 @@ def materials(seed: int = 0) -> Materials:
         forecasts={(1, 1): forecast_of(w), (2, 1): forecast_of(w), (1, 2): wide_forecast(2)},
         scorer=w.scorer,
         basis=prefix(seed).basis,
-        distances={k: often for k in range(4, 20)},
+        distances=dict.fromkeys(range(4, 20), often),
         sharing_layer=1,
         refresh=4,
     )

@@ -97,7 +97,8 @@ def test_rows_of_retrieval_are_by_depth_and_over_all_depths() -> None:
     rows = retrieval_rows(done)
     assert len(rows) == 2 * 3
     every = next(r for r in rows if r.choice == choices[0] and r.depth == -1)
-    assert every.trials == 3 and every.context_tokens == TOKENS
+    assert every.trials == 3
+    assert every.context_tokens == TOKENS
     assert every.nats == pytest.approx(np.mean([t.answers[0].nats for t in done]))
     assert next(r for r in rows if r.depth == 0.0).trials == 2
 

@@ -35,6 +35,19 @@ def measured(*choices: Choice, seed: int = 0) -> list[Tally]:
     return tallies(weights(), SPEC, prefix(seed), ids(seed)[START:], choices, materials(seed))
 
 
+def chosen_by_sparse(top_k: int) -> list[torch.Tensor]:
+    """By layer, on a text that is read densely."""
+    choose, found = chooser(Choice("sparse", top_k), materials()), list[torch.Tensor]()
+
+    def keep(view: View) -> None:
+        blocks = choose(view)
+        assert blocks is not None
+        found.append(blocks)
+
+    run_window(weights(), SPEC, prefix(), ids()[START:], keep)
+    return found
+
+
 def all_choices(top_k: int) -> list[Choice]:
     return [Choice(name, top_k, *AHEAD.get(name, (0, 0))) for name in SELECTORS]
 
@@ -48,7 +61,8 @@ def test_sparse_catches_all_of_what_sparse_chooses() -> None:
 
 def test_the_oracle_catches_all_of_itself() -> None:
     row = recall_row(measured(Choice("oracle", 6)))
-    assert row.recall_oracle == 1.0 and row.recall < 1.0
+    assert row.recall_oracle == 1.0
+    assert row.recall < 1.0
 
 
 @pytest.mark.parametrize("top_k", [4, 7, 12])
@@ -63,7 +77,8 @@ def test_no_choice_catches_more_attention_than_the_oracle(top_k: int) -> None:
 def test_a_larger_top_k_catches_no_less_attention() -> None:
     few, more, most = (recall_row([t]) for t in measured(*(Choice("proxy", k, 1) for k in (5, 8, 19))))
     assert few.mass < more.mass < most.mass
-    assert most.mass == pytest.approx(1.0) and most.mass_free == pytest.approx(1.0)
+    assert most.mass == pytest.approx(1.0)
+    assert most.mass_free == pytest.approx(1.0)
 
 
 def test_all_choices_at_once_are_measured_as_each_alone() -> None:
@@ -93,7 +108,8 @@ def test_shares_are_what_counting_one_query_after_another_gives() -> None:
 
     def keep(view: View) -> None:
         a, b = choose(view), guessed(view)
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         found.append((a, b, view.mass, view.grid.forced))
 
     run_window(weights(), SPEC, prefix(), ids()[START:], keep)
@@ -117,7 +133,8 @@ def test_spreads_are_over_layers_and_over_documents() -> None:
     both = [measured(choice, seed=s)[0] for s in (0, 1)]
     row = recall_row(both)
     single = [recall_row([t]).recall for t in both]
-    assert row.documents.low == min(single) and row.documents.high == max(single)
+    assert row.documents.low == min(single)
+    assert row.documents.high == max(single)
     assert row.recall == pytest.approx(row.documents.mean) == pytest.approx(row.layers.mean)
     assert row.layers.low <= row.layers.median <= row.layers.high
 
@@ -131,15 +148,8 @@ def test_recorded_sets_are_what_sparse_chooses_at_each_top_k() -> None:
     sets = sparse_sets(weights(), SPEC, prefix(), ids()[START:], 9)
     assert sets.shape == (WINDOW, SHAPE.layers, SHAPE.kv_heads, 9)
     for top_k in (5, 9):
-        choose, found = chooser(Choice("sparse", top_k), materials()), []
-
-        def keep(view: View) -> None:
-            found.append(choose(view))
-
-        run_window(weights(), SPEC, prefix(), ids()[START:], keep)
         blocks = choices_of(sets, START, SPEC, top_k, "tiny").blocks
-        for layer, chosen in enumerate(found):
-            assert chosen is not None
+        for layer, chosen in enumerate(chosen_by_sparse(top_k)):
             for head in range(SHAPE.kv_heads):
                 for i in range(0, WINDOW, 5):
                     assert blocks[i, layer, head].tolist() == chosen[head, i].nonzero().flatten().tolist()
@@ -156,7 +166,9 @@ def test_distances_are_counted_where_they_were_free_to_choose() -> None:
     sets = sparse_sets(weights(), SPEC, prefix(), ids()[START:], 9)
     counts, possible = distance_counts(sets, START, SPEC, 6)
     assert counts.sum() == WINDOW * SHAPE.layers * SHAPE.kv_heads * (6 - SPEC.forced)
-    assert not counts[..., :2].any() and possible[:2].tolist() == [0, 0] and possible[2] == WINDOW
+    assert not counts[..., :2].any()
+    assert possible[:2].tolist() == [0, 0]
+    assert possible[2] == WINDOW
     own = (START + np.arange(WINDOW)) // SPEC.block
     by_hand = sum(int((own[i] - sets[i, 2, 1, :6] == 5).any()) for i in range(WINDOW))
     assert counts[2, 1, 5] == by_hand
@@ -174,10 +186,12 @@ def test_dynamics_of_two_documents_are_means_of_both() -> None:
     assert both.reuse.mean == pytest.approx((first.reuse.mean + second.reuse.mean) / 2)
     assert both.by_lag["1"] == pytest.approx(both.reuse.mean)
     assert both.documents["1"].high == max(first.at_top_k["1"].mean, second.at_top_k["1"].mean)
-    assert both.forced == 3 and both.top_k == 6
+    assert both.forced == 3
+    assert both.top_k == 6
     assert list(both.at_top_k) == ["1", "1.5", "2", "3", "4"]
     misses = [s.mean for s in both.at_top_k.values()]
-    assert misses == sorted(misses, reverse=True) and misses[0] > 0
+    assert misses == sorted(misses, reverse=True)
+    assert misses[0] > 0
     assert both.curve.at(1.0) == pytest.approx(misses[0])
     assert both.per_step["1"][0] <= both.per_step["1"][-1]
 
@@ -190,7 +204,7 @@ def test_heads_that_choose_alike_share_all_blocks() -> None:
     sets[:, :, 2, 4] = 9
     sets[:, 1, 0, 3] = 5
     union, same, following = head_agreement(choices_of(sets, START + 31, SPEC, 5, "tiny"))
-    assert (union, same, following) == (pytest.approx(3.5 / 2), pytest.approx(0.5 / 2), pytest.approx(5 / 6))
+    assert [union, same, following] == pytest.approx([3.5 / 2, 0.5 / 2, 5 / 6])
 
 
 def test_the_mean_of_curves_lies_between_them_and_falls() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ pytest.importorskip("torch", reason="measuring quality needs torch")
 
 from torch import Tensor
 
-from sparda.calibrate.measure.quality import run as runs
 from sparda.calibrate.measure.quality import session as sessions
 from sparda.calibrate.measure.quality.run import measure_quality
 from sparda.calibrate.measure.quality.scope import Scope
@@ -71,7 +71,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, QualityProfil
 
 def test_a_profile_has_every_part_and_survives_its_file(whole: tuple[Path, QualityProfile, list[str]]) -> None:
     _, profile, said = whole
-    assert len(said) == 1 and "of recall" in said[0] and said[0].endswith(" s.")
+    assert len(said) == 1
+    assert "of recall" in said[0]
+    assert said[0].endswith(" s.")
     path = whole[0] / "quality.json"
     write_quality(path, profile)
     assert load_quality(str(path)) == profile
@@ -83,7 +85,9 @@ def test_a_profile_has_every_part_and_survives_its_file(whole: tuple[Path, Quali
     assert profile.recall_of(Choice("sparse", 6)) is not None
     assert profile.perplexity_of(Choice("forecast", 5, 1, 2)) is not None
     forced = [profile.perplexity_of(Choice("forced", k)) for k in (5, 6)]
-    assert forced[0] and forced[1] and forced[0].nats == forced[1].nats
+    assert forced[0]
+    assert forced[1]
+    assert forced[0].nats == forced[1].nats
 
 
 def test_what_is_there_is_not_measured_again(
@@ -97,7 +101,8 @@ def test_what_is_there_is_not_measured_again(
     for name in ("run_means", "tallies", "sparse_sets", "trial", "read_prefix"):
         monkeypatch.setattr(sessions, name, refuse)
     again, said = measured(out)
-    assert again == profile and said == []
+    assert again == profile
+    assert said == []
 
 
 def test_a_measurement_that_stops_between_any_two_jobs_ends_with_the_same_profile(
@@ -106,7 +111,7 @@ def test_a_measurement_that_stops_between_any_two_jobs_ends_with_the_same_profil
     given = {"scope": replace(SCOPE, selectors=("sparse", "distance", "random"), loss_top_ks=(6,)), "cases": CASES[:1]}
     at_once, _ = measured(tmp_path / "whole", **given)
     clock = iter(range(100_000))
-    monkeypatch.setattr(runs.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     stops, said = 0, ["left"]
     while said and stops < 50:
         profile, said = measured(tmp_path / "pieces", budget_seconds=3.5, **given)
@@ -117,8 +122,11 @@ def test_a_measurement_that_stops_between_any_two_jobs_ends_with_the_same_profil
 
 def test_a_budget_that_runs_out_says_what_is_left(tmp_path: Path) -> None:
     profile, said = measured(tmp_path, budget_seconds=0.0)
-    assert profile.recalls == () and profile.documents == ()
-    assert "the budget of 0 s is spent" in said[-1] and "2 of recall" in said[-1] and said[-1].endswith("to go on.")
+    assert profile.recalls == ()
+    assert profile.documents == ()
+    assert "the budget of 0 s is spent" in said[-1]
+    assert "2 of recall" in said[-1]
+    assert said[-1].endswith("to go on.")
 
 
 def test_a_choice_that_was_added_is_measured_alone(tmp_path: Path) -> None:
@@ -134,7 +142,9 @@ def test_one_document_without_scorer_or_forecast_leaves_out_what_needs_them(tmp_
     profile, _ = measured(tmp_path, documents=texts(1), forecasts={}, scorer=None, parts=("recall",))
     left_out = set(SCOPE.selectors) - {r.choice.selector for r in profile.recalls}
     assert left_out == {"forecast", "shallow", "distance"}
-    assert profile.perplexities == () and profile.retrievals == () and profile.dynamics == ()
+    assert profile.perplexities == ()
+    assert profile.retrievals == ()
+    assert profile.dynamics == ()
     assert len(profile.documents) == 1
 
 

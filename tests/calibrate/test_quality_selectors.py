@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparda.calibrate.measure.quality.selectors import Materials, Selector, chooser, make_selector
+from sparda.calibrate.measure.quality.materials import Materials
+from sparda.calibrate.measure.quality.selectors import Selector, chooser, make_selector
 from sparda.calibrate.measure.quality.view import View
 from sparda.calibrate.measure.quality.window import run_window
 from sparda.calibrate.quality import SELECTORS, Choice
@@ -195,7 +196,8 @@ def test_random_blocks_are_the_same_for_a_seed_and_others_for_another() -> None:
     first, again = chosen(Choice("random", 6)), chosen(Choice("random", 6))
     other = chosen(Choice("random", 6), m=replace(materials(), seed=1))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first[0], other[0]) and not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], other[0])
+    assert not torch.equal(first[0], first[1])
 
 
 def test_recency_takes_the_newest_blocks() -> None:

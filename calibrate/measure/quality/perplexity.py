@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sparda.calibrate.measure.quality.selectors import Materials, chooser
+from sparda.calibrate.measure.quality.materials import Materials
+from sparda.calibrate.measure.quality.selectors import chooser
 from sparda.calibrate.measure.quality.window import Prefix, run_window
 from sparda.calibrate.quality import Choice, Perplexity
 from sparda.engine.shapes import SparseSpec

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.quality.blocks import Grid, ranked
-from sparda.calibrate.measure.quality.selectors import Forced, Materials, Selector, make_selector
+from sparda.calibrate.measure.quality.materials import Materials
+from sparda.calibrate.measure.quality.selectors import Forced, Selector, make_selector
 from sparda.calibrate.measure.quality.view import View
 from sparda.calibrate.measure.quality.window import Prefix, run_window
 from sparda.calibrate.quality import FAR, Choice, Recall, Spread
@@ -139,7 +140,12 @@ def recall_row(documents: Sequence[Tally]) -> Recall:
     by_document = [sum(d.caught["recall"]) / sum(d.of["recall"]) for d in documents]
     return Recall(
         documents[0].choice,
-        *(share(name) for name in SHARES),
+        recall=share("recall"),
+        recall_oracle=share("recall_oracle"),
+        mass=share("mass"),
+        mass_free=share("mass_free"),
+        far=share("far"),
+        absent=share("absent"),
         layers=over_layers("recall"),
         documents=spread(by_document),
         mass_layers=over_layers("mass"),

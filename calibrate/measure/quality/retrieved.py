@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol, SupportsInt
+from typing import Any, Protocol
 
 import torch
 
-from sparda.calibrate.measure.quality.selectors import Materials, chooser
+from sparda.calibrate.measure.quality.materials import Materials
+from sparda.calibrate.measure.quality.selectors import chooser
 from sparda.calibrate.measure.quality.window import read_prefix, run_window
 from sparda.calibrate.quality import Choice, Retrieval
 from sparda.engine.errors import SpardaError
@@ -23,10 +24,13 @@ ALL_DEPTHS = -1.0
 
 
 class Case(Protocol):
-    """A prompt that ends in a question and its answer, which is ``ids[answer]``; the fact lies at ``depth``, 0 to 1."""
+    """A prompt that ends in a question and its answer, which is ``ids[answer]``; the fact lies at ``depth``, 0 to 1.
+
+    ``ids``: a row of integers, ``context`` of them.
+    """
 
     @property
-    def ids(self) -> Sequence[SupportsInt]: ...
+    def ids(self) -> Any: ...
     @property
     def answer(self) -> slice: ...
     @property

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from sparda.calibrate.measure.quality.assemble import assemble
+from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.retrieved import Case
 from sparda.calibrate.measure.quality.scope import PARTS, Scope
-from sparda.calibrate.measure.quality.selectors import Materials, chooser
+from sparda.calibrate.measure.quality.selectors import chooser
 from sparda.calibrate.measure.quality.session import Job, Session, Text, prepared
 from sparda.calibrate.measure.quality.store import Store
 from sparda.calibrate.measure.quality.window import Prefix, run_window
@@ -64,7 +65,12 @@ def measure_quality(
         what = f"part {unknown[0]!r} is not known" if unknown else "no documents were given"
         raise SpardaError(f"{what}; parts are {', '.join(PARTS)}, each of one document or more.")
     materials = Materials(
-        weights, forecasts, scorer, seed=scope.seed, sharing_layer=scope.sharing_layer, refresh=scope.refresh_steps
+        weights,
+        forecasts,
+        _beside(weights, scorer),
+        seed=scope.seed,
+        sharing_layer=scope.sharing_layer,
+        refresh=scope.refresh_steps,
     )
     store = Store(out, _about(weights, spec, scope, forecasts, scorer))
     texts = [prepared(document, scope.context_tokens) for document in documents]
@@ -135,6 +141,14 @@ def _layer_seconds(session: Session, tokens: int) -> float:
             torch.cuda.synchronize(keys.device)
         seconds = time.perf_counter() - began
     return seconds
+
+
+def _beside(weights: Weights, scorer: ScorerWeights | None) -> ScorerWeights | None:
+    """The scorer on the model's device."""
+    if scorer is None:
+        return None
+    device = weights.embed.device
+    return ScorerWeights(scorer.hidden.to(device), scorer.hidden_bias.to(device), scorer.output.to(device))
 
 
 def _about(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from sparda.calibrate.measure.quality.selectors import REFRESH_STEPS, SHARING_LAYER, Materials, missing
+from sparda.calibrate.measure.quality.materials import REFRESH_STEPS, SHARING_LAYER, Materials, missing
 from sparda.calibrate.quality import SELECTORS, Choice
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape, SparseSpec

@@ -22,7 +22,7 @@ def scorer_scores(scorer: ScorerWeights, view: View, due: Tensor) -> Tensor:
 
 
 def _scores(scorer: ScorerWeights, view: View, due: Tensor) -> Tensor:
-    s, grid, spec = view.shape, view.grid, view.grid.spec
+    grid, spec = view.grid, view.grid.spec
     per, inside = spec.keys_per_block, (spec.block - spec.kernel) // spec.stride + 1
     count = view.compressed.shape[1]
     room = grid.blocks * per - count

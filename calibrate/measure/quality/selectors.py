@@ -1,4 +1,4 @@
-"""Ways of choosing blocks, as scores [H, Q, M] of a layer's blocks: one class for each of ``calibrate.quality.SELECTORS``.
+"""Ways of choosing blocks, those of ``calibrate.quality.SELECTORS``: classes that score a layer's blocks, [H, Q, M].
 
 A selector is made for one run of a window and sees its layers in order; what it takes from an earlier layer or step it
 keeps itself. It scores; ``Grid`` imposes the forced blocks and chooses.
@@ -6,54 +6,19 @@ keeps itself. It scores; ``Grid`` imposes the forced blocks and chooses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from sparda.calibrate.measure.quality.materials import Materials, missing
 from sparda.calibrate.measure.quality.scorer import scorer_scores
 from sparda.calibrate.measure.quality.view import Chooser, View
 from sparda.calibrate.quality import Choice
-from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
-from sparda.engine.forecast_file import Forecast
 from sparda.engine.partial import along
-from sparda.engine.weights import ScorerWeights, Weights, proxy_rows
-
-SHARING_LAYER = Config().score_layer
-"""The layer that chooses for all later ones, of ``early`` and ``shallow``."""
-
-REFRESH_STEPS = Config().refresh_steps
-
-AHEAD = ("forecast", "untrained", "proxy", "infinigen", "shared")
-"""Selectors that have a lookahead."""
-
-
-@dataclass(frozen=True)
-class Materials:
-    """What selectors are made of.
-
-    ``forecasts``: by (lookahead, heads per KV head); rows [H * heads * D, d_model], KV head 0's heads first. ``basis``:
-    InfiniGen's directions, as ``Prefix`` has them. ``distances``: by top-k, how often each distance from the newest
-    block is chosen, [L, H, M] or longer. ``refresh``: steps after which ``shallow`` scores again.
-    """
-
-    weights: Weights
-    forecasts: Mapping[tuple[int, int], Forecast] = field(default_factory=dict)
-    scorer: ScorerWeights | None = None
-    basis: Tensor | None = None
-    distances: Mapping[int, Tensor] = field(default_factory=dict)
-    seed: int = 0
-    sharing_layer: int = SHARING_LAYER
-    refresh: int = REFRESH_STEPS
-    rows: dict[tuple[str, int, int, int], Tensor] = field(default_factory=dict)
-    """Rows of selection queries that were made ready on the device, for the next run."""
-
-    def of_text(self, basis: Tensor, distances: Mapping[int, Tensor]) -> Materials:
-        """The same for another text."""
-        return replace(self, basis=basis, distances=distances)
+from sparda.engine.weights import ScorerWeights, proxy_rows
 
 
 class Selector(Protocol):
@@ -77,16 +42,22 @@ class Sparse:
 
 
 class Oracle(Sparse):
+    """The attention mass itself."""
+
     def scores(self, view: View) -> Tensor:
         return view.mass
 
 
 class Forced(Sparse):
+    """No block: whoever chooses takes the forced ones alone."""
+
     def scores(self, view: View) -> Tensor:
         return torch.full_like(view.grid.distance, -torch.inf, dtype=torch.float32).expand(view.shape.kv_heads, -1, -1)
 
 
 class Recency(Sparse):
+    """The newer, the better."""
+
     def scores(self, view: View) -> Tensor:
         return -view.grid.distance.float().expand(view.shape.kv_heads, -1, -1)
 
@@ -159,6 +130,8 @@ class Ahead(Sparse):
 
 
 class Proxy(Ahead):
+    """All query heads of the layer itself, applied to the earlier layer's input."""
+
     def scores(self, view: View) -> Tensor:
         if not self.chooses(view.layer):
             return view.sparse
@@ -168,6 +141,8 @@ class Proxy(Ahead):
 
 
 class InfiniGen(Ahead):
+    """The group's mean query, guessed as ``Proxy`` does, along partial keys of single tokens."""
+
     def scores(self, view: View) -> Tensor:
         if not self.chooses(view.layer):
             return view.sparse
@@ -258,20 +233,6 @@ def make_selector(choice: Choice, m: Materials) -> Selector:
     if name == "shallow":
         return Shallow(m.sharing_layer, scorer=m.scorer, refresh=m.refresh)
     return {"proxy": Proxy, "infinigen": InfiniGen}.get(name, Ahead)(m, choice)
-
-
-def missing(choice: Choice, m: Materials) -> str:
-    """What a choice needs and has not been given; empty where nothing is missing."""
-    if choice.selector in AHEAD and choice.lookahead < 1:
-        return "a lookahead of at least 1"
-    wanted = {
-        "forecast": ((choice.lookahead, choice.heads) in m.forecasts, "a Forecast trained for this lookahead"),
-        "shallow": (m.scorer is not None, "a trained scorer"),
-        "infinigen": (m.basis is not None, "directions of partial keys"),
-        "distance": (choice.top_k in m.distances, "other documents' choices at the same top-k"),
-    }
-    there, what = wanted.get(choice.selector, (True, ""))
-    return "" if there else what
 
 
 def chooser(choice: Choice, m: Materials, selector: Selector | None = None) -> Chooser:

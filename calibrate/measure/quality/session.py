@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.quality.dynamics import Counts, distance_counts, distance_shares, sparse_sets
+from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.perplexity import run_means
 from sparda.calibrate.measure.quality.recall import tallies
 from sparda.calibrate.measure.quality.retrieved import Case, trial
 from sparda.calibrate.measure.quality.scope import Scope
-from sparda.calibrate.measure.quality.selectors import Materials
 from sparda.calibrate.measure.quality.store import Store
 from sparda.calibrate.measure.quality.window import Prefix, read_prefix
 from sparda.calibrate.quality import Choice
@@ -79,7 +79,7 @@ class Job:
 
 @dataclass
 class Session:
-    """All jobs of a measurement. The dense keys and values of the last document that was asked for stay on the device."""
+    """All jobs of a measurement. Dense keys and values of the document that was asked for last stay on the device."""
 
     weights: Weights
     spec: SparseSpec

@@ -37,7 +37,8 @@ class View:
     @property
     def grouped(self) -> Tensor:
         """Queries fp32 [H, G, Q, D]."""
-        return self.q.float().unflatten(0, (self.shape.kv_heads, self.shape.group))
+        queries: Tensor = self.q.float().unflatten(0, (self.shape.kv_heads, self.shape.group))
+        return queries
 
     @cached_property
     def compressed(self) -> Tensor:
@@ -100,7 +101,8 @@ class View:
         later = torch.arange(end, device=logits.device) > grid.positions[rows, None]
         share = logits.masked_fill_(later, -torch.inf).softmax(-1).mean(1)
         whole = torch.nn.functional.pad(share, (0, grid.blocks * block - end))
-        return whole.unflatten(-1, (grid.blocks, block)).sum(-1)
+        by_block: Tensor = whole.unflatten(-1, (grid.blocks, block)).sum(-1)
+        return by_block
 
 
 Chooser = Callable[[View], Tensor | None]

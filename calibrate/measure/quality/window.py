@@ -70,7 +70,7 @@ def read_prefix(weights: Weights, ids: Tensor, *, chunk: int = 1024) -> Prefix:
 def run_window(
     weights: Weights, spec: SparseSpec, prefix: Prefix, ids: Tensor, choose: Chooser, *, loss: bool = True
 ) -> Predicted:
-    """Run the tokens after ``prefix``, int64 [Q], through the model; ``choose`` says which blocks each layer attends to.
+    """Run the tokens after ``prefix``, int64 [Q], through the model, each layer attending to what ``choose`` says.
 
     Without ``loss`` the head is left out and ``Predicted`` is empty. Raises SpardaError for a text above the model's
     context.
