@@ -18,6 +18,7 @@ from sparda.calibrate.measure.quality import session as sessions
 from sparda.calibrate.measure.quality.run import measure_quality
 from sparda.calibrate.measure.quality.scope import Scope
 from sparda.calibrate.quality import Choice, QualityProfile, load_quality, write_quality
+from sparda.engine.dynamics.choices_file import read_choices
 from sparda.engine.errors import SpardaError
 from sparda.engine.forecast_file import forecast_of
 from tests.calibrate.quality_models import SPEC, TOKENS, ids, texts, weights, wide_forecast
@@ -32,6 +33,7 @@ SCOPE = Scope(
     loss_top_ks=(5, 6),
     retrieval_top_ks=(6,),
     dynamics_top_ks=(6,),
+    trace_top_k=5,
     sharing_layer=1,
     refresh_steps=4,
 )
@@ -88,6 +90,16 @@ def test_a_profile_has_every_part_and_survives_its_file(whole: tuple[Path, Quali
     assert forced[0]
     assert forced[1]
     assert forced[0].nats == forced[1].nats
+
+
+def test_recorded_traces_lie_beside_the_profile(whole: tuple[Path, QualityProfile, list[str]]) -> None:
+    out, profile, _ = whole
+    assert len(profile.traces) == 2
+    for name in profile.traces:
+        choices = read_choices(out / name)
+        assert choices.facts.top_k == 5
+        assert choices.facts.context_tokens == (TOKENS - SCOPE.recall_tokens,)
+        assert choices.steps == SCOPE.recall_tokens
 
 
 def test_what_is_there_is_not_measured_again(

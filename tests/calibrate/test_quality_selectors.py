@@ -148,7 +148,7 @@ def test_infinigen_along_all_directions_of_a_key_scores_its_tokens() -> None:
     seen = views()
     for (scores,), view in list(zip(dense_scores(selector), seen, strict=True))[1:]:
         query = seen[view.layer - 1].turned(view.layer - 1, proxy_rows(weights(), view.layer))
-        products = query @ view.keys.mT
+        products = query @ view.keys.mT * SHAPE.head_dim**-0.5
         i, m = 20, 5
         expected = products[:, i, m * SPEC.block - 1 : (m + 1) * SPEC.block].amax(-1)
         torch.testing.assert_close(scores[:, i, m], expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("torch", reason="measuring quality needs torch")
@@ -12,16 +14,19 @@ from torch import Tensor
 
 from sparda.calibrate.measure.quality import view as views
 from sparda.calibrate.measure.quality.blocks import Grid, pooled
+from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.selectors import chooser
-from sparda.calibrate.measure.quality.view import View
-from sparda.calibrate.measure.quality.window import Prefix, run_window
+from sparda.calibrate.measure.quality.view import Chooser, View
+from sparda.calibrate.measure.quality.window import Prefix, read_prefix, run_window
 from sparda.calibrate.quality import Choice
 from sparda.engine import reference_scores
 from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
+from sparda.engine.forecast_file import forecast_of
 from sparda.engine.prefill import prefill
 from sparda.engine.reference import ReferenceDecoder
 from sparda.engine.shapes import SparseSpec
+from sparda.engine.weights import random_weights
 from tests.calibrate.quality_models import SHAPE, SPEC, TOKENS, WINDOW, ids, materials, prefix, weights
 
 START = TOKENS - WINDOW
@@ -39,16 +44,28 @@ def everything(view: View) -> Tensor:
     return torch.ones(SHAPE.kv_heads, view.grid.count, view.grid.blocks, dtype=torch.bool)
 
 
-def decoded(policy: str, choice: Choice, chosen: list[Tensor]) -> tuple[Tensor, float]:
+def noting(choose: Chooser, seen: list[Tensor]) -> Chooser:
+    """The same chooser; what it chooses goes into ``seen`` too."""
+
+    def watched(view: View) -> Tensor | None:
+        found = choose(view)
+        seen.append(everything(view) if found is None else found)
+        return found
+
+    return watched
+
+
+def decoded(
+    policy: str, choice: Choice, chosen: list[Tensor], m: Materials | None = None, read: Prefix | None = None
+) -> tuple[Tensor, float]:
     """Losses of the reference decoder given the window's choices, and by how much these were worse than its own."""
-    m = materials()
-    name = policy.split()[0]
+    m, read, name = m or materials(), read or prefix(), policy.split()[0]
     config = Config(
         policy=name, top_k=choice.top_k, lookahead=max(1, choice.lookahead), score_layer=1, refresh_steps=4, reserve=0.0
     )
-    history = [(k[None], v[None]) for k, v in zip(prefix().keys, prefix().values, strict=True)]
-    assert m.basis is not None
-    decoder = ReferenceDecoder(weights(), SPEC, config, history, basis=m.basis[1:] if name == "infinigen" else None)
+    history = [(k[None].float(), v[None].float()) for k, v in zip(read.keys, read.values, strict=True)]
+    decoder = ReferenceDecoder(m.weights, SPEC, config, history)
+    decoder.basis = read.basis[1:] if name == "infinigen" else None
     text, nats = ids(), []
     for i in range(WINDOW - 1):
         blocks = (START + i) // SPEC.block + 1
@@ -60,15 +77,8 @@ def decoded(policy: str, choice: Choice, chosen: list[Tensor]) -> tuple[Tensor, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_window_chooses_and_predicts_what_the_reference_decoder_does_token_by_token(policy: str) -> None:
-    choice, seen = POLICIES[policy], []
-    choose = chooser(choice, materials())
-
-    def watched(view: View) -> Tensor | None:
-        found = choose(view)
-        seen.append(everything(view) if found is None else found)
-        return found
-
-    found = run_window(weights(), SPEC, prefix(), ids()[START:], watched)
+    choice, seen = POLICIES[policy], list[Tensor]()
+    found = run_window(weights(), SPEC, prefix(), ids()[START:], noting(chooser(choice, materials()), seen))
     nats, overlooked = decoded(policy, choice, seen)
     assert overlooked < 1e-4
     torch.testing.assert_close(found.nats, nats, rtol=2e-4, atol=2e-4)
@@ -99,6 +109,18 @@ def test_a_window_in_small_pieces_is_the_window_at_once(monkeypatch: pytest.Monk
     monkeypatch.setitem(views.ELEMENTS, "cpu", 2000)
     in_pieces = run_window(weights(), SPEC, prefix(), ids()[START:], chooser(choice, materials()))
     torch.testing.assert_close(in_pieces.nats, at_once.nats, rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_of_a_model_in_bf16_predicts_what_the_reference_decoder_does() -> None:
+    w = random_weights(replace(SHAPE, value_bytes=2), "cpu", seed=3)
+    read, choice = read_prefix(w, ids()[:START]), POLICIES["sparda"]
+    seen = list[Tensor]()
+    found = run_window(
+        w, SPEC, read, ids()[START:], noting(chooser(choice, Materials(w, {(1, 1): forecast_of(w)})), seen)
+    )
+    nats, _ = decoded("sparda", choice, seen, Materials(w), read)
+    torch.testing.assert_close(found.nats, nats, rtol=0, atol=0.1)
+    assert float((found.nats - nats).abs().mean()) < 0.02
 
 
 def test_forgetting_what_lies_far_back_changes_the_loss() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 from sparda.calibrate.measure.quality.dynamics import choices_of, dynamics_row
@@ -13,10 +14,14 @@ from sparda.calibrate.measure.quality.retrieved import retrieval_rows
 from sparda.calibrate.measure.quality.session import Session
 from sparda.calibrate.quality import Document, Dynamics, Perplexity, QualityProfile, Recall
 from sparda.engine.dynamics.choices import Choices
+from sparda.engine.dynamics.choices_file import write_choices
 
 
-def assemble(session: Session, name: str, provenance: Mapping[str, str | int | float]) -> QualityProfile:
-    """The profile of all rows that every document has; of retrieval, of the cases that were tried."""
+def assemble(session: Session, out: Path, name: str, provenance: Mapping[str, str | int | float]) -> QualityProfile:
+    """The profile of all rows that every document has; of retrieval, of the cases that were tried.
+
+    Its selection traces are written to ``out``.
+    """
     tried = [session.store.trial(key) for key, _ in session.keyed_cases()] if "retrieval" in session.parts else []
     return QualityProfile(
         name=name,
@@ -29,6 +34,7 @@ def assemble(session: Session, name: str, provenance: Mapping[str, str | int | f
         retrievals=retrieval_rows([t for t in tried if t is not None]),
         dynamics=_dynamics(session) if "dynamics" in session.parts else (),
         conditions=_conditions(session),
+        traces=write_traces(session, out) if "dynamics" in session.parts else (),
         provenance=provenance,
     )
 
@@ -48,6 +54,16 @@ def traces(session: Session, top_k: int) -> dict[str, Choices]:
         for d in session.documents
         if session.store.has_sets(d.key)
     }
+
+
+def write_traces(session: Session, out: Path) -> tuple[str, ...]:
+    """Write what ``sparse`` chose on each document to ``out``, if it is not there; the files' names."""
+    names = []
+    for key, choices in traces(session, session.scope.trace_top_k).items():
+        names.append(f"sparse-k{session.scope.trace_top_k}-{key}.choices")
+        if not (out / names[-1]).exists():
+            write_choices(out / names[-1], choices)
+    return tuple(names)
 
 
 def _documents(session: Session) -> tuple[Document, ...]:

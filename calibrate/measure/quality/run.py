@@ -54,9 +54,10 @@ def measure_quality(
     """Measure the parts that are not yet in ``out`` and return the profile of all that is there.
 
     ``forecasts``: by (lookahead, heads per KV head). What needs a Forecast, a scorer or a second document that is not
-    given is left out. A measurement that ends early, by its budget or otherwise, goes on where it stopped when it is
-    started again with the same arguments. Raises SpardaError for unknown parts, windows and top-ks that cannot be,
-    documents that are too short, and a folder with the parts of another measurement.
+    given is left out; selection traces of ``sparse`` are written to ``out`` with the dynamics. A measurement that ends
+    early, by its budget or otherwise, goes on where it stopped when it is started again with the same arguments. Raises
+    SpardaError for unknown parts, windows and top-ks that cannot be, documents that are too short, and a folder with
+    the parts of another measurement.
     """
     scope = scope or Scope()
     scope.check(weights.shape, spec)
@@ -84,7 +85,7 @@ def measure_quality(
     if left:
         say(f"the budget of {budget_seconds:g} s is spent; left are {_listed(left)}: start again to go on.")
     about = {"torch": torch.__version__, "device": _device_name(weights), **(provenance or {})}
-    return assemble(session, name or weights.shape.name, about)
+    return assemble(session, out, name or weights.shape.name, about)
 
 
 def _work(jobs: Sequence[Job], budget_seconds: float | None) -> Sequence[Job]:

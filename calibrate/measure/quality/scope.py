@@ -31,7 +31,7 @@ class Scope:
 
     ``context_tokens``: the first so many tokens of each document; of these the last ``recall_tokens`` and
     ``loss_tokens`` are measured on. ``skip_steps``: steps before misses are counted. ``sharing_layer``: the layer of
-    ``early`` and ``shallow``. ``selectors``: those to try.
+    ``early`` and ``shallow``. ``selectors``: those to try. ``trace_top_k``: what selection traces are recorded at.
     """
 
     context_tokens: int = 8192
@@ -43,6 +43,7 @@ class Scope:
     loss_top_ks: tuple[int, ...] = (8, 16, 32, 64)
     retrieval_top_ks: tuple[int, ...] = (16, 32)
     dynamics_top_ks: tuple[int, ...] = (8, 16, 32)
+    trace_top_k: int = 16
     selectors: tuple[str, ...] = tuple(SELECTORS)
     sharing_layer: int = SHARING_LAYER
     refresh_steps: int = REFRESH_STEPS
@@ -64,7 +65,8 @@ class Scope:
                     f"{name} is {getattr(self, name)}; of {self.context_tokens} tokens 1 to {self.context_tokens - 2} "
                     "can be measured on."
                 )
-        for top_k in (*self.top_ks, *self.loss_top_ks, *self.retrieval_top_ks, *self.dynamics_top_ks):
+        given = (*self.top_ks, *self.loss_top_ks, *self.retrieval_top_ks, *self.dynamics_top_ks, self.trace_top_k)
+        for top_k in given:
             if not spec.forced < top_k <= spec.blocks(self.context_tokens):
                 raise SpardaError(
                     f"top_k {top_k}: {spec.forced} blocks are always chosen and {self.context_tokens} tokens have "

@@ -90,6 +90,7 @@ class Session:
     cases: Sequence[Case]
     parts: Collection[str]
     _prefix: tuple[str, Prefix] | None = None
+    _distances: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     _counts: dict[str, dict[int, tuple[Counts, Counts]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -139,7 +140,8 @@ class Session:
 
     def _sets(self, d: Prepared) -> None:
         prefix, ids = self._window(d, self.scope.recall_tokens)
-        top_k = max(*self.scope.top_ks, *self.scope.loss_top_ks, *self.scope.dynamics_top_ks)
+        scope = self.scope
+        top_k = max(*scope.top_ks, *scope.loss_top_ks, *scope.dynamics_top_ks, scope.trace_top_k)
         self.store.write_sets(d.key, sparse_sets(self.weights, self.spec, prefix, ids, top_k))
 
     def _recall(self, d: Prepared, choices: Sequence[Choice]) -> None:
@@ -167,10 +169,12 @@ class Session:
         return self._prefix[1].upto(start), d.ids[start:]
 
     def _materials(self, d: Prepared, prefix: Prefix) -> Materials:
-        others = [other for other in self.documents if other.key != d.key] if self.needs_sets else []
-        counts = [self._distance_counts(other) for other in others]
-        distances = {k: distance_shares([c[k] for c in counts]) for k in counts[0]} if counts else {}
-        return self.materials.of_text(prefix.basis, distances)
+        if d.key not in self._distances:
+            others = [other for other in self.documents if other.key != d.key] if self.needs_sets else []
+            counts = [self._distance_counts(other) for other in others]
+            distances = {k: distance_shares([c[k] for c in counts]) for k in counts[0]} if counts else {}
+            self._distances[d.key] = distances
+        return self.materials.of_text(prefix.basis, self._distances[d.key])
 
     def _distance_counts(self, d: Prepared) -> dict[int, tuple[Counts, Counts]]:
         if d.key not in self._counts:

@@ -57,6 +57,12 @@ class View:
         """Attention mass of each block, of all tokens up to the query's, a mean over the group's heads."""
         return torch.cat([self._mass(rows) for rows in self.rows(self.keys.shape[1])], 1)
 
+    def logits(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Fp32 [H, G, Q, N] of queries [H, G, Q, D] and N keys [H, N, D]."""
+        # The queries are scaled: there are fewer of them than of the products.
+        products: Tensor = (queries * self.shape.head_dim**-0.5) @ keys[:, None].mT
+        return products
+
     def rows(self, columns: int, heads: int | None = None) -> Iterator[slice]:
         """The queries in pieces, so that logits against ``columns`` keys take bounded memory."""
         return pieces(self.grid.count, columns * (heads or self.shape.heads), self.q.device)
@@ -88,16 +94,16 @@ class View:
         found = []
         for rows in self.rows(max(1, count), queries.shape[0] * queries.shape[1]):
             unseen = ~visible[rows]
-            logits = queries[:, :, rows] @ keys[:, None].mT
+            logits = self.logits(queries[:, :, rows], keys)
             if queries.shape[1] > 1:
-                logits = (logits * self.shape.head_dim**-0.5).masked_fill_(unseen, -torch.inf).softmax(-1)
+                logits = logits.masked_fill_(unseen, -torch.inf).softmax(-1)
             found.append(pooled(logits.sum(1).masked_fill_(unseen, -torch.inf), self.grid.blocks, per))
         return torch.cat(found, 1)
 
     def _mass(self, rows: slice) -> Tensor:
         grid, block = self.grid, self.grid.spec.block
         end = grid.start + rows.stop
-        logits = (self.grouped[:, :, rows] @ self.keys[:, None, :end].float().mT) * self.shape.head_dim**-0.5
+        logits = self.logits(self.grouped[:, :, rows], self.keys[:, :end].float())
         later = torch.arange(end, device=logits.device) > grid.positions[rows, None]
         share = logits.masked_fill_(later, -torch.inf).softmax(-1).mean(1)
         whole = torch.nn.functional.pad(share, (0, grid.blocks * block - end))

@@ -120,7 +120,7 @@ def _attended(view: View, values: Tensor, chosen: Tensor | None) -> Tensor:
     grouped, values, found = view.grouped, values.float(), []
     for rows in view.rows(grid.tokens):
         end = grid.start + rows.stop
-        logits = (grouped[:, :, rows] @ view.keys[:, None, :end].float().mT) * s.head_dim**-0.5
+        logits = view.logits(grouped[:, :, rows], view.keys[:, :end].float())
         unseen = torch.arange(end, device=logits.device) > grid.positions[rows, None]
         if chosen is not None:
             unseen = unseen | ~chosen[:, rows].repeat_interleave(block, -1)[..., :end]
