@@ -157,7 +157,7 @@ def _planes(parts: Sequence[PlanePart], body: bytes) -> list[tuple[str, Plane]]:
         low, high = (half.astype(np.uint16) for half in halves)
         if len(low) != part.numbers or len(high) != part.numbers:
             raise ValueError(f"plane {part.name} is not {part.numbers} numbers long")
-        found.append((part.name, low | high << 8))
+        found.append((part.name, (low + high * 256).astype(np.uint16)))
     return found
 
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 from sparda.engine.dynamics.choices import Bools, Choices, Ints, TraceFacts
 from sparda.engine.dynamics.generator_params import GeneratorParams
-from sparda.engine.dynamics.stack import miss_curve
+from sparda.engine.dynamics.stack import stack_distances
 from sparda.engine.errors import SpardaError
 
 Floats = npt.NDArray[np.float64]
 
-RATIOS = (1.0, 1.5, 2.0, 4.0)
-"""Slots, in the terms of ``MissCurve``, at which a generated trace is held to a recorded one."""
+TIMES = (1.0, 1.5, 2.0, 4.0)
+"""Slots, in multiples of top_k, at which a generated trace is held to a recorded one."""
 
 
 def generate(
@@ -67,13 +67,16 @@ def generate(
 
 
 def max_gap(recorded: Choices, generated: Choices, *, skip: int = 0, skip_generated: int | None = None) -> float:
-    """Largest difference of the two miss curves at RATIOS, as a share of the free picks: 0.02 is 2 percentage points.
+    """Largest difference of the misses at TIMES, as a share of the free picks: 0.02 is 2 percentage points.
 
-    ``skip`` first steps are left out, of the generated trace ``skip_generated`` where that is given.
+    ``skip`` first steps are left out, of the generated trace ``skip_generated`` where that is given. Traces of
+    different top_k are compared at the same ratio of ``MissCurve``.
     """
-    first = miss_curve(recorded, skip=skip)
-    second = miss_curve(generated, skip=skip if skip_generated is None else skip_generated)
-    return max(abs(first.at(ratio) - second.at(ratio)) for ratio in RATIOS)
+    first = stack_distances(recorded, skip=skip)
+    second = stack_distances(generated, skip=skip if skip_generated is None else skip_generated)
+    ratios = [(first.slots_at(times) - recorded.facts.forced) / recorded.facts.free for times in TIMES]
+    curves = first.curve(), second.curve()
+    return max(abs(curves[0].at(ratio) - curves[1].at(ratio)) for ratio in ratios)
 
 
 class _Drawing:

@@ -87,9 +87,9 @@ class Distances:
         totals = self.totals(slots)
         return {q: float(np.quantile(totals, q)) for q in QUANTILES} if len(totals) else {}
 
-    def slots_at(self, ratio: float) -> int:
-        """The slots, rounded, that a ratio of ``MissCurve`` stands for."""
-        return self.facts.forced + round(ratio * self.facts.free)
+    def slots_at(self, times: float) -> int:
+        """Slots for so many times top_k, rounded."""
+        return round(times * self.facts.top_k)
 
     def curve(self) -> MissCurve:
         """Missed share by slots, a point for each number from top_k to where nothing is missed, or all fit.
