@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sparda.engine.config import Config, Workload
 from sparda.engine.dynamics.choices import Choices
@@ -21,15 +20,13 @@ from sparda.engine.trace import SelectionTrace
 class ReplayTrace(SelectionTrace):
     """``scores`` [layers * steps, B, H, M]: 1 for what is chosen; each layer's ``steps`` lie together.
 
-    ``starts`` [layers]: where those that a layer of the model follows begin. After ``steps`` steps it would run on into
-    those of another layer: do not decode further.
+    After ``steps`` steps a layer would run on into those of the next one: do not decode further.
     """
 
-    starts: tuple[int, ...] = ()
     steps: int = 0
 
     def phase(self, layer: int) -> int:
-        return self.starts[layer]
+        return layer * self.steps
 
 
 def follows(choices: Choices, spec: SparseSpec, workload: Workload, config: Config) -> str:
@@ -57,6 +54,26 @@ def follows(choices: Choices, spec: SparseSpec, workload: Workload, config: Conf
     return ""
 
 
+def spread_over(choices: Choices, shape: ModelShape, workload: Workload, steps: int | None = None) -> Choices:
+    """The choices of every layer, sequence and KV head of a model that follows these, as long as all of them go on.
+
+    Layers of another number follow those at the same relative place; more sequences and heads take the recorded ones in
+    turn. ``steps``: no more than the first so many.
+    """
+    f, length = choices.facts, int(choices.lengths().min())
+    layers = [layer * len(f.layers) // shape.layers for layer in range(shape.layers)]
+    sequences = np.arange(workload.batch) % len(f.context_tokens)
+    heads = (sequences[:, None] * f.kv_heads + np.arange(shape.kv_heads) % f.kv_heads).ravel()
+    facts = replace(
+        f,
+        layers=tuple(range(shape.layers)),
+        kv_heads=shape.kv_heads,
+        context_tokens=tuple(f.context_tokens[s] for s in sequences),
+    )
+    kept = choices.blocks[: length if steps is None else min(steps, length)]
+    return Choices(facts, np.ascontiguousarray(kept[:, layers][:, :, heads]))
+
+
 def replay_trace(
     shape: ModelShape,
     spec: SparseSpec,
@@ -66,39 +83,32 @@ def replay_trace(
     blocks: int,
     device: torch.device | str,
     choices: Choices,
+    steps: int | None = None,
     seed: int = 0,
 ) -> SelectionTrace:
-    """A trace that chooses what ``choices`` chose, as long as every sequence of it goes on.
+    """A trace that chooses what ``choices`` chose, spread over the model: see ``spread_over``.
 
-    Layers of another number follow those at the same relative place; more sequences and heads take the recorded ones in
-    turn. ``blocks`` is the capacity M of the score rows. Nothing is random: ``seed`` is not read, nor is
+    ``blocks`` is the capacity M of the score rows. Nothing is random: ``seed`` is not read, nor is
     ``workload.miss_rate``. What misses, the slots decide: ``dynamics.residents.miss_counts`` says how much.
 
     Raises SpardaError where the choices were made with other blocks, top_k or context: generate some from them.
     """
     if reason := follows(choices, spec, workload, config):
         raise SpardaError(f"the selection trace cannot be replayed: {reason}; fit it and generate one for this case.")
-    f, steps = choices.facts, int(choices.lengths().min())
-    if int(choices.existing()[steps - 1].max()) > blocks:
+    spread = spread_over(choices, shape, workload, steps)
+    if spread.room - 1 > blocks:
         raise SpardaError(
-            f"the selection trace goes to {int(choices.existing()[steps - 1].max())} blocks and the KV tiers have room "
-            f"for {blocks}; decode fewer steps of it."
+            f"the selection trace goes to {spread.room - 1} blocks and the KV tiers have room for {blocks}; decode "
+            "fewer steps of it."
         )
-    own = [layer * len(f.layers) // shape.layers for layer in range(shape.layers)]
-    used = sorted(set(own))
-    heads = np.arange(shape.kv_heads) % f.kv_heads
-    rows = (np.arange(workload.batch) % len(f.context_tokens))[:, None] * f.kv_heads + heads
-    scores = torch.zeros(len(used) * steps, workload.batch, shape.kv_heads, blocks, device=device)
-    for place, layer in enumerate(used):
-        ids = torch.from_numpy(choices.blocks[:steps, layer][:, rows].astype(np.int64)).to(device)
-        mark(scores[place * steps : (place + 1) * steps], ids)
-    starts = tuple(used.index(layer) * steps for layer in own)
-    return ReplayTrace(scores, None, None, starts, steps)
-
-
-def mark(scores: Tensor, ids: Tensor) -> None:
-    """Set the scores of ``ids`` [steps, B, H, top_k] to 1. Where fewer were chosen, all are, and -1 names block 0."""
-    scores.scatter_(-1, ids.clamp(min=0), 1.0)
+    size = (shape.layers * spread.steps, workload.batch, shape.kv_heads, blocks)
+    scores = torch.zeros(size, device=device)
+    for layer in range(shape.layers):
+        ids = torch.from_numpy(spread.blocks[:, layer].astype(np.int64)).to(device)
+        # Where fewer than top_k were chosen all are, so that it does no harm to name block 0 once more.
+        named = ids.clamp(min=0).view(spread.steps, *size[1:3], -1)
+        scores[layer * spread.steps : (layer + 1) * spread.steps].scatter_(-1, named, 1.0)
+    return ReplayTrace(scores, None, None, spread.steps)
 
 
 def generated_trace(

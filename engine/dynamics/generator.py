@@ -79,6 +79,15 @@ def max_gap(recorded: Choices, generated: Choices, *, skip: int = 0, skip_genera
     return max(abs(curves[0].at(ratio) - curves[1].at(ratio)) for ratio in ratios)
 
 
+def fitted_gap(params: GeneratorParams, generated: Choices, *, skip: int = 0) -> float:
+    """Like ``max_gap``, to the shares in ``params``, which are those of slots without one to spare."""
+    found = stack_distances(generated, skip=skip, spare=0)
+    mean = np.array(params.layers).mean(axis=0)
+    ratios = [(found.slots_at(times) - found.facts.forced) / found.facts.free for times in TIMES]
+    wanted = _between(np.array(ratios), np.array(params.ratio), mean)
+    return float(max(abs(w - found.curve().at(ratio)) for w, ratio in zip(wanted, ratios, strict=True)))
+
+
 class _Drawing:
     """State of N streams: ``stack`` int64 [N, C] of unforced blocks, the ``free`` chosen first, newest entry first."""
 
