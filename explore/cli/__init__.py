@@ -24,7 +24,12 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - ``profile``: ``action``; new: as ``measure`` and ``calibrate``, and ``left`` (cases); list: ``profiles``; show: as
   ``calibrate``, and ``envelope`` and ``sessions`` (provenance and rows of each); diff: calibrate.diff.Diff;
 - ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
-  ``seconds``, ``tokens_per_s``, ``misses_per_layer``.
+  ``seconds``, ``tokens_per_s``, ``misses_per_layer``;
+- ``trace``: ``action``; record: as ``generate``, and ``out``, ``bytes``, ``steps``, ``facts`` (choices.TraceFacts);
+  show: ``file``, ``bytes``, trace_show.Shown; fit: ``files``, ``out``, ``params`` (generator_params.GeneratorParams),
+  ``replaced``; generate: ``out``, ``bytes``, ``steps``, ``facts``, ``gap``, ``gap_to``; run: ``file``, ``followed``,
+  ``step_us``, ``spread``, ``samples_us``, ``misses_per_layer``, ``foretold_per_layer``, ``workload``, ``config``,
+  ``out``.
 
 Commands that use a profile name it in ``profile`` and ``tier``. Times end in ``_us`` (microseconds), memory in
 ``_gib`` (2**30 bytes); gains, errors, misses and bands are shares: 0.05 is 5 %.
@@ -58,6 +63,7 @@ COMMANDS = {
     "policies": "all policies side by side, as measured",
     "published": "the paper's figures beside the model's",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
+    "trace": "record, show, fit, draw and follow the blocks chosen",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",
     "evidence": "recompute every claimed figure from committed rows",
