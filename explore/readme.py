@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparda.explore.exports import table_text
 from sparda.explore.figures import LIVE, Figure
 from sparda.explore.policies import Comparison
 from sparda.explore.policies_text import grid_text
 from sparda.explore.table import CtaTable
+from sparda.explore.table_text import table_text
 
 YOURS = "measured where you run it"
 """Stands for the value of a figure that belongs to the reader's machine, not to the profile's."""

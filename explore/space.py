@@ -29,21 +29,37 @@ class Space:
     resident_blocks: tuple[int, ...] = (0,)
 
     @classmethod
-    def of_table(cls, grid: Grid, config: Config) -> Space:
-        """The space of one table cell: CTA counts and a lookahead of 1 or 2, the rest as configured."""
+    def of_table(cls, grid: Grid, config: Config, resident_blocks: tuple[int, ...] = ()) -> Space:
+        """The space of one table cell: CTA counts and a lookahead of 1 or 2, the rest as configured.
+
+        ``resident_blocks``: values to try where the grid has none, for what is known to spare misses by them.
+        """
         defaults: dict[str, tuple[int, ...]] = {"lookahead": (1, 2)}
-        return cls._filled(grid, config, defaults)
+        return cls._filled(grid, config, defaults | ({"resident_blocks": resident_blocks} if resident_blocks else {}))
 
     @classmethod
     def of_search(cls, grid: Grid, config: Config) -> Space:
         """The space of a search on one workload: every knob that leaves the chosen blocks as they are.
 
         top_k stays as configured: fewer blocks are always faster, and no simulator can say what they cost in
-        quality.
+        quality. ``of_predictor`` is for where a quality profile says it.
         """
         own = cls()
         defaults = {n: getattr(own, n) for n in ("prefetch_warps", "prefetch_stages", "lookahead")}
         return cls._filled(grid, config, defaults)
+
+    @classmethod
+    def of_predictor(cls, grid: Grid, predictor: Predictor, workload: Workload, config: Config) -> Space:
+        """The space of a search with what the predictor knows: top-k and every measured lookahead with a quality
+        profile, resident blocks with a selection.
+        """
+        space = cls.of_search(grid, config)
+        axes = {
+            "top_k": predictor.top_k_axis(workload, config),
+            "lookahead": tuple(sorted({*space.lookahead, *predictor.lookaheads(config)})),
+            "resident_blocks": predictor.resident_axis(config),
+        }
+        return replace(space, **{n: values for n, values in axes.items() if values and not getattr(grid, n)})
 
     @classmethod
     def _filled(cls, grid: Grid, config: Config, defaults: dict[str, tuple[int, ...]]) -> Space:
@@ -96,7 +112,10 @@ def enumerate_space(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The chosen prediction, the fastest one, and all that cannot be told from the fastest, fewest CTAs first."""
+    """The chosen prediction, the fastest one, and all that cannot be told from the fastest, fewest CTAs first.
+
+    ``fitting``: how many of those considered are feasible, in memory and, where there are floors, in quality.
+    """
 
     best: Prediction
     fastest: Prediction
@@ -112,17 +131,34 @@ def noise_of(profile: Profile) -> float:
 
 
 def pick(predictions: Sequence[Prediction], noise: float) -> Choice:
-    """The fewest CTAs among those within ``noise`` of the fastest; then the shortest lookahead, then the fastest.
+    """The fewest CTAs among those within ``noise`` of the fastest; then the shortest lookahead, the most blocks read,
+    the fewest resident ones, then the fastest.
 
-    What does not fit in memory is chosen only where nothing fits; the choice then says so (``best.fits``).
+    What does not fit in memory is chosen only where nothing fits, what breaks a floor of quality only where nothing
+    keeps it, and then the nearest to it; the choice says so (``best.feasible``).
     CTAs that copy are CTAs that do not compute for anyone else, and a longer lookahead keeps more layers on the GPU
     and chooses on older evidence, so speed that noise could explain buys neither.
     """
     if not predictions:
         raise SpardaError("nothing to choose from: no configuration was predicted; widen the grid.")
-    fitting = [p for p in predictions if p.fits]
-    pool = fitting or list(predictions)
+    feasible = [p for p in predictions if p.feasible]
+    pool = feasible or _nearest(predictions)
     fastest = max(pool, key=lambda p: p.tokens_per_s)
     ties = [p for p in pool if p.tokens_per_s >= fastest.tokens_per_s * (1 - noise)]
-    ties.sort(key=lambda p: (p.config.prefetch_ctas, p.config.lookahead, -p.tokens_per_s))
-    return Choice(ties[0], fastest, tuple(ties), noise, len(predictions), len(fitting))
+    ties.sort(key=lambda p: (*_order(p.config), -p.tokens_per_s))
+    return Choice(ties[0], fastest, tuple(ties), noise, len(predictions), len(feasible))
+
+
+def _order(config: Config) -> tuple[int, int, int, int]:
+    return config.prefetch_ctas, config.lookahead, -config.top_k, config.slots
+
+
+def _nearest(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    """Where nothing is feasible: what keeps the floors without fitting, else what breaks them least."""
+
+    def missing(p: Prediction) -> float:
+        return max(0.0, p.broken.recall_short) + max(0.0, p.broken.ppl_over)
+
+    least = min(map(missing, predictions))
+    nearest = [p for p in predictions if missing(p) == least]
+    return [p for p in nearest if p.fits] or nearest

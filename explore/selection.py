@@ -1,0 +1,99 @@
+"""Misses that follow from how a real model's choice moves: by top-k and resident blocks, instead of a stated rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+from sparda.calibrate.quality import QualityProfile, load_quality
+from sparda.engine.config import Config, Workload
+from sparda.engine.dynamics.curve import MissCurve
+from sparda.engine.errors import SpardaError
+from sparda.engine.shapes import SparseSpec
+from sparda.explore.text import percent
+
+RESIDENT_TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
+"""Resident blocks that a search tries, as multiples of top-k."""
+
+OTHERWISE = ("nosa", "shallow")
+"""Policies that fetch and whose choice moves otherwise than that of ``sparse``, which the curves are of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Curves of misses against resident blocks by measured top-k, of a context of so many ``blocks``."""
+
+    name: str
+    model: str
+    context_tokens: int
+    blocks: int
+    curves: tuple[tuple[int, MissCurve], ...]
+
+    @classmethod
+    def of(cls, profile: QualityProfile) -> Selection:
+        """The curves of a quality profile. Raises SpardaError where it has none."""
+        if not profile.dynamics:
+            raise SpardaError(
+                f"selection: the quality profile {profile.name!r} has no rows of how the choice moves from step to "
+                "step; measure them with `sparda quality measure`, or state workload.miss_rate instead."
+            )
+        curves = sorted(((d.top_k, d.curve) for d in profile.dynamics), key=lambda c: c[0])
+        return cls(profile.name, profile.model, profile.context_tokens, profile.blocks, tuple(curves))
+
+    def tier(self, model: str, context_tokens: int) -> str:
+        """What the misses rest on, in words."""
+        where = f"{self.model} at {self.context_tokens} tokens"
+        if (model, context_tokens) == (self.model, self.context_tokens):
+            return f"misses by resident blocks, measured on {where}"
+        missing = f"of {model}" if model != self.model else f"at {context_tokens} tokens"
+        return (
+            f"misses by resident blocks, carried over from {where} by share of the context: not a measurement {missing}"
+        )
+
+    def miss_rate(self, spec: SparseSpec, workload: Workload, config: Config) -> float:
+        """Missed blocks per step as a share of top-k, as ``Workload.miss_rate`` states it.
+
+        From the curve of the nearest measured share of the context. 0 where nothing is fetched or all is resident.
+        """
+        blocks = spec.blocks(workload.context_tokens)
+        if not config.path or config.slots >= blocks:
+            return 0.0
+        curve = self._nearest(config.top_k / blocks)
+        return curve.miss_rate(config.top_k, config.slots, min(spec.forced, blocks))
+
+    def outside(self, spec: SparseSpec, workload: Workload, config: Config) -> list[str]:
+        """Why the misses of ``config`` leave what was measured; empty where they lie inside."""
+        blocks = spec.blocks(workload.context_tokens)
+        if not config.path or config.slots >= blocks:
+            return []
+        reasons, share, forced = [], config.top_k / blocks, min(spec.forced, blocks)
+        curve = self._nearest(share)
+        if not curve.measured_to(config.top_k, config.slots, forced):
+            reasons.append(
+                f"{config.slots} resident blocks, misses measured up to {curve.ratio[-1]:g} times the free picks: "
+                f"{int(forced + curve.ratio[-1] * (config.top_k - forced))}"
+            )
+        low, high = self.curves[0][0] / self.blocks, self.curves[-1][0] / self.blocks
+        if not low <= share <= high:
+            reasons.append(
+                f"misses of a top-k that is {percent(share)} of the context, measured {percent(low)} to {percent(high)}"
+            )
+        if config.policy in OTHERWISE:
+            reasons.append(f"misses of the choice of sparse; that of {config.policy} moves otherwise")
+        return reasons
+
+    def _nearest(self, share: float) -> MissCurve:
+        return min(self.curves, key=lambda c: (abs(log(c[0] / self.blocks / share)), c[0]))[1]
+
+
+def load_selection(name: str) -> Selection:
+    """The selection of that name: a quality profile by name, folder or file.
+
+    Raises SpardaError where there is none, and where it says nothing of how its choice moves.
+    """
+    return Selection.of(load_quality(name))
+
+
+def resident_axis(top_k: int) -> tuple[int, ...]:
+    """Values of ``resident_blocks`` that a search tries; the first is 0, as many as top-k."""
+    return (0, *(round(times * top_k) for times in RESIDENT_TIMES[1:]))
