@@ -171,6 +171,10 @@ class Predictor:
             found = replace(found, quality=quality, broken=broken_by(quality, self.limits))
         return found
 
+    def misses_from(self, context_tokens: int) -> str:
+        """What the miss rates rest on, in words; empty where they are as stated."""
+        return self.selection.tier(self.shape.name, context_tokens) if self.selection else ""
+
     def resident_axis(self, config: Config) -> tuple[int, ...]:
         """Resident blocks to search over; none where no selection says what more of them spare."""
         return resident_axis(config.top_k) if self.selection else ()

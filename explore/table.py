@@ -137,16 +137,9 @@ def cta_table(
         noise=noise,
         miss_rate=min(scenario.grid.miss_rate, key=lambda m: (abs(m - wanted), m)),
         rows=tuple(rows),
-        selection=_selection(predictor, scenario),
+        # One tier for all contexts, as a rule.
+        selection="; ".join(t for t in dict.fromkeys(map(predictor.misses_from, scenario.grid.context_tokens)) if t),
     )
-
-
-def _selection(predictor: Predictor, scenario: Scenario) -> str:
-    """The tier of the misses, one for all contexts."""
-    if predictor.selection is None:
-        return ""
-    tiers = dict.fromkeys(predictor.selection.tier(scenario.model, c) for c in scenario.grid.context_tokens)
-    return "; ".join(tiers)
 
 
 def _row(
