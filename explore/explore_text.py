@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sparda.explore.front import SPEED_AND_BLOCKS, SPEED_AND_PPL, SPEED_AND_RECALL
 from sparda.explore.headline import quality_lines
 from sparda.explore.predict import Prediction
-from sparda.explore.quality import Broken
 from sparda.explore.space import Choice
 from sparda.explore.study import Finding
 from sparda.explore.text import columns, count, percent, wrapped
@@ -47,26 +47,33 @@ def _rated(p: Prediction) -> list[str]:
     return [f"{p.tokens_per_s:.0f}", *shown, marks or "yes"]
 
 
-def text_of(
-    label: str,
-    model: str,
-    choice: Choice,
-    public: Prediction,
-    finding: Finding | None,
-    objective: str,
-    front: Sequence[Prediction],
-    misses_from: str,
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that a search found. ``floors``: of quality, that were set; ``front``: of the enumeration."""
+
+    label: str
+    model: str
+    choice: Choice
+    public: Prediction
+    finding: Finding | None
+    objective: str
+    front: tuple[Prediction, ...]
+    misses_from: str
+    floors: tuple[str, ...]
+
+
+def text_of(f: Found) -> str:
     """The best configuration, the public rule's, the ties, the front, and what a study found."""
+    choice, public = f.choice, f.public
     p = choice.best
     w = p.workload
-    shown = choice.ties[:12]
+    shown, kept = choice.ties[:12], " and keep the floors" if f.floors else ""
     lines = [
         wrapped(
-            f"{model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses. Profile {label}."
+            f"{f.model}, batch {w.batch}, {w.context_tokens} tokens, {percent(w.miss_rate)} misses. Profile {f.label}."
         ),
-        *([wrapped(f"Misses: {misses_from}.")] if misses_from else []),
-        f"{choice.considered} configurations enumerated, {choice.fitting} fit in memory{_floors(p)}.",
+        *([wrapped(f"Misses by resident blocks: {f.misses_from}.")] if f.misses_from else []),
+        f"{choice.considered} configurations enumerated, {choice.fitting} fit in memory{kept}.",
         f"Best: {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({_band(p)}).",
         wrapped(
             f"The public rule's {count(public.config.prefetch_ctas, 'CTA')}, all else as the scenario has it: "
@@ -88,15 +95,11 @@ def text_of(
         lines.append(wrapped(f"Nothing fits: {p.limit_reason}. The speed holds where there is enough."))
     if not p.inside:
         lines.append(wrapped(f"Outside the measured range: {'; '.join(p.outside_reasons)}."))
-    if front:
-        lines += ["", *_front_lines(objective, front)]
-    if finding:
-        lines += ["", *_study_lines(finding)]
+    if f.front:
+        lines += ["", *_front_lines(f.objective, f.front)]
+    if f.finding:
+        lines += ["", *_study_lines(f.finding)]
     return "\n".join(lines)
-
-
-def _floors(p: Prediction) -> str:
-    return " and keep the floors" if p.broken != Broken() else ""
 
 
 def _front_lines(objective: str, front: Sequence[Prediction]) -> list[str]:

@@ -21,7 +21,7 @@ def opening(profile: Profile, p: Prediction, model: str, misses: str = "") -> li
         ),
         wrapped(f"Step {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({_band(profile, p)})."),
         f"GPU memory {p.gpu_gib:.1f} GiB, pinned memory {p.pinned_gib:.1f} GiB.",
-        *([wrapped(f"Misses: {misses}.")] if misses else []),
+        *([wrapped(f"Misses by resident blocks: {misses}.")] if misses else []),
         *(wrapped(line) for line in (quality_lines(p.quality) if p.quality else [])),
     ]
 

@@ -48,7 +48,10 @@ def quality_notes(table: CtaTable) -> list[str]:
 def _band_note(table: CtaTable) -> str:
     if table.band is None:
         return "low and high: the error of these predictions is not known, no step was held out."
-    return f"low and high: predicted tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors."
+    error = f"-/+ {percent(table.band)}, the 90th percentile of held-out step errors."
+    # Where quality or residents take the room of the two columns, the sentence stands for them.
+    shown = not table.rated and not table.selection
+    return f"low and high: predicted tokens/s {error}" if shown else f"Predicted tokens/s are known to {error}"
 
 
 def _confirmed_notes(table: CtaTable) -> list[str]:

@@ -15,7 +15,7 @@ from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
 from sparda.explore.quality import Broken, Quality, QualityLookup, broken_by
 from sparda.explore.scenario import Limits, Scenario
-from sparda.explore.selection import Selection, load_selection, resident_axis
+from sparda.explore.selection import RESIDENT_TIMES, Selection, load_selection
 from sparda.explore.text import GIB, count
 from sparda.sim.player import play
 
@@ -175,9 +175,10 @@ class Predictor:
         """What the miss rates rest on, in words; empty where they are as stated."""
         return self.selection.tier(self.shape.name, context_tokens) if self.selection else ""
 
-    def resident_axis(self, config: Config) -> tuple[int, ...]:
-        """Resident blocks to search over; none where no selection says what more of them spare."""
-        return resident_axis(config.top_k) if self.selection else ()
+    @property
+    def resident_times(self) -> tuple[float, ...]:
+        """Multiples of top-k to keep resident; none where no selection says what more of them spare."""
+        return RESIDENT_TIMES if self.selection else ()
 
     def top_k_axis(self, workload: Workload, config: Config) -> tuple[int, ...]:
         """Values of top-k to search over; none where no quality says what fewer blocks cost."""

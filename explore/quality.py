@@ -81,10 +81,15 @@ def broken_by(quality: Quality | None, limits: Limits) -> Broken:
 
 def tier_of(profile: QualityProfile, model: str, context_tokens: int) -> str:
     """What a quality of ``model`` at ``context_tokens`` rests on, in words."""
-    where = f"{profile.model} at {profile.context_tokens} tokens"
-    if model == profile.model and context_tokens == profile.context_tokens:
+    return tier_between(profile.model, profile.context_tokens, model, context_tokens)
+
+
+def tier_between(measured: str, measured_tokens: int, model: str, tokens: int) -> str:
+    """How what was measured on one model stands to another, in words."""
+    where = f"{measured} at {measured_tokens} tokens"
+    if (measured, measured_tokens) == (model, tokens):
         return f"measured on {where}"
-    missing = f"of {model}" if model != profile.model else f"at {context_tokens} tokens"
+    missing = f"of {model}" if model != measured else f"at {tokens} tokens"
     return f"carried over from {where} by share of the context: not a measurement {missing}"
 
 

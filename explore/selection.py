@@ -10,10 +10,14 @@ from sparda.engine.config import Config, Workload
 from sparda.engine.dynamics.curve import MissCurve
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
+from sparda.explore.quality import tier_between
 from sparda.explore.text import percent
 
 RESIDENT_TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
 """Resident blocks that a search tries, as multiples of top-k."""
+
+NEAR = 1.5
+"""A curve is taken for a share of the context up to so many times its own, or as many times smaller."""
 
 OTHERWISE = ("nosa", "shallow")
 """Policies that fetch and whose choice moves otherwise than that of ``sparse``, which the curves are of."""
@@ -42,13 +46,7 @@ class Selection:
 
     def tier(self, model: str, context_tokens: int) -> str:
         """What the misses rest on, in words."""
-        where = f"{self.model} at {self.context_tokens} tokens"
-        if (model, context_tokens) == (self.model, self.context_tokens):
-            return f"misses by resident blocks, measured on {where}"
-        missing = f"of {model}" if model != self.model else f"at {context_tokens} tokens"
-        return (
-            f"misses by resident blocks, carried over from {where} by share of the context: not a measurement {missing}"
-        )
+        return tier_between(self.model, self.context_tokens, model, context_tokens)
 
     def miss_rate(self, spec: SparseSpec, workload: Workload, config: Config) -> float:
         """Missed blocks per step as a share of top-k, as ``Workload.miss_rate`` states it.
@@ -58,7 +56,7 @@ class Selection:
         blocks = spec.blocks(workload.context_tokens)
         if not config.path or config.slots >= blocks:
             return 0.0
-        curve = self._nearest(config.top_k / blocks)
+        _, curve = self._nearest(config.top_k / blocks)
         return curve.miss_rate(config.top_k, config.slots, min(spec.forced, blocks))
 
     def outside(self, spec: SparseSpec, workload: Workload, config: Config) -> list[str]:
@@ -67,23 +65,24 @@ class Selection:
         if not config.path or config.slots >= blocks:
             return []
         reasons, share, forced = [], config.top_k / blocks, min(spec.forced, blocks)
-        curve = self._nearest(share)
+        near, curve = self._nearest(share)
         if not curve.measured_to(config.top_k, config.slots, forced):
             reasons.append(
                 f"{config.slots} resident blocks, misses measured up to {curve.ratio[-1]:g} times the free picks: "
                 f"{int(forced + curve.ratio[-1] * (config.top_k - forced))}"
             )
-        low, high = self.curves[0][0] / self.blocks, self.curves[-1][0] / self.blocks
-        if not low <= share <= high:
+        if not 1 / NEAR <= share / near <= NEAR:
             reasons.append(
-                f"misses of a top-k that is {percent(share)} of the context, measured {percent(low)} to {percent(high)}"
+                f"misses of a top-k that is {percent(share)} of the context, the nearest measured is {percent(near)}"
             )
         if config.policy in OTHERWISE:
             reasons.append(f"misses of the choice of sparse; that of {config.policy} moves otherwise")
         return reasons
 
-    def _nearest(self, share: float) -> MissCurve:
-        return min(self.curves, key=lambda c: (abs(log(c[0] / self.blocks / share)), c[0]))[1]
+    def _nearest(self, share: float) -> tuple[float, MissCurve]:
+        """The measured share of the context that is nearest to ``share``, and its curve."""
+        top_k, curve = min(self.curves, key=lambda c: (abs(log(c[0] / self.blocks / share)), c[0]))
+        return top_k / self.blocks, curve
 
 
 def load_selection(name: str) -> Selection:
@@ -92,8 +91,3 @@ def load_selection(name: str) -> Selection:
     Raises SpardaError where there is none, and where it says nothing of how its choice moves.
     """
     return Selection.of(load_quality(name))
-
-
-def resident_axis(top_k: int) -> tuple[int, ...]:
-    """Values of ``resident_blocks`` that a search tries; the first is 0, as many as top-k."""
-    return (0, *(round(times * top_k) for times in RESIDENT_TIMES[1:]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from math import prod
+from typing import Any
 
 from sparda.calibrate.profile import Profile
 from sparda.engine.config import Config, Workload, check_fits
@@ -19,7 +21,11 @@ LEAST_NOISE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Values to try for each knob. ``resident_blocks`` 0 means "as many as top_k"."""
+    """Values to try for each knob. ``resident_blocks`` 0 means "as many as top_k".
+
+    ``resident_times``: resident blocks as multiples of the top_k that goes with them; where there are any,
+    ``resident_blocks`` is not read.
+    """
 
     prefetch_ctas: tuple[int, ...] = CTA_COUNTS
     prefetch_warps: tuple[int, ...] = (1,)
@@ -27,15 +33,16 @@ class Space:
     lookahead: tuple[int, ...] = (0, 1, 2)
     top_k: tuple[int, ...] = (96,)
     resident_blocks: tuple[int, ...] = (0,)
+    resident_times: tuple[float, ...] = ()
 
     @classmethod
-    def of_table(cls, grid: Grid, config: Config, resident_blocks: tuple[int, ...] = ()) -> Space:
+    def of_table(cls, grid: Grid, config: Config, resident_times: tuple[float, ...] = ()) -> Space:
         """The space of one table cell: CTA counts and a lookahead of 1 or 2, the rest as configured.
 
-        ``resident_blocks``: values to try where the grid has none, for what is known to spare misses by them.
+        ``resident_times``: what to try where neither the grid nor the configuration says how many are resident.
         """
-        defaults: dict[str, tuple[int, ...]] = {"lookahead": (1, 2)}
-        return cls._filled(grid, config, defaults | ({"resident_blocks": resident_blocks} if resident_blocks else {}))
+        space = cls._filled(grid, config, {"lookahead": (1, 2)})
+        return replace(space, resident_times=resident_times) if _unsaid(grid, config) else space
 
     @classmethod
     def of_search(cls, grid: Grid, config: Config) -> Space:
@@ -54,35 +61,40 @@ class Space:
         profile, resident blocks with a selection.
         """
         space = cls.of_search(grid, config)
-        axes = {
-            "top_k": predictor.top_k_axis(workload, config),
-            "lookahead": tuple(sorted({*space.lookahead, *predictor.lookaheads(config)})),
-            "resident_blocks": predictor.resident_axis(config),
-        }
-        return replace(space, **{n: values for n, values in axes.items() if values and not getattr(grid, n)})
+        top_k = predictor.top_k_axis(workload, config)
+        lookahead = tuple(sorted({*space.lookahead, *predictor.lookaheads(config)}))
+        return replace(
+            space,
+            top_k=grid.top_k or top_k or space.top_k,
+            lookahead=grid.lookahead or lookahead,
+            resident_times=predictor.resident_times if _unsaid(grid, config) else (),
+        )
 
     @classmethod
     def _filled(cls, grid: Grid, config: Config, defaults: dict[str, tuple[int, ...]]) -> Space:
-        names = [f.name for f in fields(cls)]
+        names = [f.name for f in fields(cls) if f.name != "resident_times"]
         return cls(**{n: getattr(grid, n) or defaults.get(n, (getattr(config, n),)) for n in names})
 
     @property
     def size(self) -> int:
-        total = 1
-        for f in fields(self):
-            total *= len(getattr(self, f.name))
-        return total
+        return prod(map(len, self.axes.values()))
+
+    @property
+    def axes(self) -> dict[str, tuple[int, ...] | tuple[float, ...]]:
+        """Names and values of what is tried."""
+        unread = "resident_blocks" if self.resident_times else "resident_times"
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != unread}
 
     def configs(self, shape: ModelShape, spec: SparseSpec, workload: Workload, base: Config) -> Iterator[Config]:
         """Every configuration that can be; the policy is ``base``'s.
 
         Raises SpardaError, with the first reason, where not one can be.
         """
-        names = [f.name for f in fields(self)]
+        axes = self.axes
         found, reason = False, ""
-        for values in product(*(getattr(self, n) for n in names)):
+        for values in product(*axes.values()):
             try:
-                config = replace(base, **dict(zip(names, values, strict=True)))
+                config = config_at(base, dict(zip(axes, values, strict=True)))
                 check_fits(shape, spec, workload, config)
             except SpardaError as e:
                 reason = reason or str(e)
@@ -93,6 +105,20 @@ class Space:
             raise SpardaError(
                 f"no configuration of the grid is possible: {reason or 'the space is empty; give each axis a value.'}"
             )
+
+
+def _unsaid(grid: Grid, config: Config) -> bool:
+    """Whether neither says how many blocks are resident."""
+    return not grid.resident_blocks and not config.resident_blocks
+
+
+def config_at(base: Config, values: Mapping[str, int | float]) -> Config:
+    """``base`` with the values of a point of a space. Raises SpardaError where they cannot be together."""
+    times = values.get("resident_times")
+    known: dict[str, Any] = {n: v for n, v in values.items() if n != "resident_times"}
+    if times is not None:
+        known["resident_blocks"] = 0 if times == 1 else round(times * known.get("top_k", base.top_k))
+    return replace(base, **known)
 
 
 def enumerate_space(

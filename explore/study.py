@@ -7,10 +7,10 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
@@ -29,7 +29,7 @@ from sparda.explore.front import (
     values_of,
 )
 from sparda.explore.predict import Prediction, Predictor
-from sparda.explore.space import Choice, Space, pick
+from sparda.explore.space import Choice, Space, config_at, pick
 
 POPULATION = 24
 
@@ -132,7 +132,8 @@ def _fingerprint(predictor: Predictor, space: Space, workload: Workload, base: C
     parts: list[object] = [profile.name, profile.tier, list(profile.sessions), predictor.shape.name, objective]
     # What is not set is left out, so that a study begun before it could be set goes on.
     limits = {k: v for k, v in to_plain(predictor.limits).items() if v or k.endswith("_gib")}
-    parts += [to_plain(space), to_plain(workload), to_plain(base), limits]
+    axes = {name: list(values) for name, values in space.axes.items()}
+    parts += [axes, to_plain(workload), to_plain(base), limits]
     if predictor.quality:
         parts += ["quality", to_plain(predictor.quality.profile)]
     if predictor.selection:
@@ -184,9 +185,9 @@ def _open(storage: str | None, objective: str, seed: int, fingerprint: str) -> o
 def _evaluate(
     trial: optuna.Trial, predictor: Predictor, space: Space, workload: Workload, base: Config, objective: str
 ) -> tuple[float, ...]:
-    values = {f.name: _suggest(trial, f.name, getattr(space, f.name)) for f in fields(space)}
+    values = {name: _suggest(trial, name, axis) for name, axis in space.axes.items()}
     try:
-        config = _config(base, values)
+        config = config_at(base, values)
         check_fits(predictor.shape, predictor.spec, workload, config)
     except SpardaError:
         # Two values that cannot be together: nothing to predict, and nothing to learn a speed from.
@@ -204,12 +205,12 @@ def _evaluate(
     return found
 
 
-def _suggest(trial: optuna.Trial, name: str, values: Sequence[int]) -> int:
+def _suggest(trial: optuna.Trial, name: str, values: Sequence[int] | Sequence[float]) -> int | float:
     """An evenly spaced axis as integers, so that the sampler learns from neighbours; any other as categories."""
     steps = {b - a for a, b in pairwise(values)} or {1}
-    if len(steps) == 1 and min(steps) > 0:
-        return trial.suggest_int(name, values[0], values[-1], step=min(steps))
-    return int(trial.suggest_categorical(name, list(values)))
+    if all(isinstance(v, int) for v in values) and len(steps) == 1 and min(steps) > 0:
+        return trial.suggest_int(name, int(values[0]), int(values[-1]), step=int(min(steps)))
+    return cast(float, trial.suggest_categorical(name, list(values)))
 
 
 def _over(trial: optuna.trial.FrozenTrial) -> bool:
@@ -221,11 +222,7 @@ def _found(
 ) -> list[Prediction]:
     """Predictions of all finished trials; an earlier run's are played again, which takes milliseconds each."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
-    configs = dict.fromkeys(_config(base, t.params) for t in done)
+    configs = dict.fromkeys(config_at(base, t.params) for t in done)
     if not configs:
         raise SpardaError("the study has no finished trial with a possible configuration; give more trials.")
     return [predictor(workload, c) for c in configs]
-
-
-def _config(base: Config, params: dict[str, int]) -> Config:
-    return replace(base, **params)  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ def cta_table(
 ) -> CtaTable:
     """The table over the scenario's grid. ``each`` is called after every cell."""
     predictor = predictor or Predictor.of(profile, scenario)
-    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_axis(scenario.config))
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(profile)
     measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model else []
     band = profile.band_of(scenario.config)

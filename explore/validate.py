@@ -67,7 +67,7 @@ def winners(
     """
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
-    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_axis(scenario.config))
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(predictor.profile)
     cells = []
     for workload in scenario.cells:

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Output:
 
     from sparda.explore import study
     from sparda.explore.cells import public_ctas
-    from sparda.explore.explore_text import text_of
+    from sparda.explore.explore_text import Found, text_of
     from sparda.explore.front import SPEED, SPEED_AND_BLOCKS, check_objective, considered, front_of
     from sparda.explore.predict import Predictor
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
@@ -93,7 +93,9 @@ def run(args: argparse.Namespace) -> Output:
         "gain": choice.best.tokens_per_s / public.tokens_per_s - 1,
         "study": _study(finding) if finding else None,
     }
-    return Output(data, text_of(profile.label, scenario.model, choice, public, finding, objective, front, misses_from))
+    floors = scenario.limits.floors
+    found = Found(profile.label, scenario.model, choice, public, finding, objective, front, misses_from, floors)
+    return Output(data, text_of(found))
 
 
 def _choice(choice: Choice) -> dict[str, object]:

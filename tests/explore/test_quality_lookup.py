@@ -16,7 +16,7 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
 from sparda.explore.quality import NO_LOSS, UNKNOWN, Quality, QualityLookup, broken_by, tier_of
 from sparda.explore.scenario import Limits, Scenario, load_scenario
-from sparda.explore.selection import Selection, resident_axis
+from sparda.explore.selection import Selection
 from tests.explore.quality_fakes import CURVE, MODEL, NATS, RECALLS, nats_of, recall_of, tiny
 
 AT = Workload(16, 131072)
@@ -174,7 +174,8 @@ def test_misses_beyond_what_was_measured_say_so() -> None:
     far = Config(top_k=256, resident_blocks=SPEC.forced + 5 * free)
     assert "measured up to 4 times the free picks: 922" in SELECTION.outside(SPEC, AT, far)[0]
     assert SELECTION.miss_rate(SPEC, AT, far) == pytest.approx(CURVE.missed[-1] * free / 256)
-    assert "50.0 % of the context, measured 6.2 % to 25.0 %" in SELECTION.outside(SPEC, AT, Config(top_k=1024))[0]
+    assert "50.0 % of the context, the nearest measured is 25.0 %" in SELECTION.outside(SPEC, AT, Config(top_k=1024))[0]
+    assert SELECTION.outside(SPEC, AT, Config(top_k=96)) == []
     assert "choice of sparse; that of shallow" in SELECTION.outside(SPEC, AT, Config(policy="shallow", top_k=256))[0]
 
 
@@ -196,4 +197,3 @@ def test_a_selection_leaves_one_cell_for_each_context_and_batch() -> None:
     cells = [(w.context_tokens, w.batch) for w in scenario.cells]
     assert len(set(cells)) == len(cells) == len(scenario.grid.cells) / 3
     assert len(Scenario().cells) == len(scenario.grid.cells)
-    assert resident_axis(96) == (0, 144, 192, 288, 384)
