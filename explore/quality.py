@@ -79,6 +79,11 @@ def broken_by(quality: Quality | None, limits: Limits) -> Broken:
     return Broken("; ".join(reasons), short, over)
 
 
+def ppl_increase(nats: float) -> float:
+    """What so many nats a token more do to perplexity: its increase as a share."""
+    return expm1(nats)
+
+
 def tier_of(profile: QualityProfile, model: str, context_tokens: int) -> str:
     """What a quality of ``model`` at ``context_tokens`` rests on, in words."""
     return tier_between(profile.model, profile.context_tokens, model, context_tokens)
@@ -151,7 +156,7 @@ class QualityLookup:
             choice=label,
             recall=at.mix(low.recall, high.recall) if at and low and high else None,
             mass=at.mix(low.mass, high.mass) if at and low and high else None,
-            ppl_increase=None if nats is None else expm1(nats),
+            ppl_increase=None if nats is None else ppl_increase(nats),
             tier=tier,
             spread=at.spread(low.documents, high.documents) if at and low and high else None,
             standard_error=None if nats is None or error is None else exp(nats) * error,

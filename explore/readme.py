@@ -36,8 +36,10 @@ def evidence_block(figures: Mapping[str, Figure]) -> str:
 def _value(value: float, unit: str) -> str:
     if unit == "ms":
         return f"{value:.2f} ms"
-    if unit == "times":
-        return f"{value:.2f} times"
+    if unit in ("times", "s"):
+        return f"{value:.2f} {unit}"
+    if unit == "GiB":
+        return f"{value:.1f} GiB"
     if unit == "Kendall's tau":
         return f"{value:.2f}"
     if unit.endswith("/s"):
