@@ -1,12 +1,14 @@
-"""The parts of the README that are computed: evidence, an excerpt of the CTA table, policies side by side."""
+"""The parts of the README that are computed: evidence, excerpts of the CTA table and of quality, the policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sparda.calibrate.quality import QualityProfile
 from sparda.explore.figures import LIVE, Figure
 from sparda.explore.policies import Comparison
 from sparda.explore.policies_text import grid_text
+from sparda.explore.quality_text import perplexity_text, recall_text
 from sparda.explore.table import CtaTable
 from sparda.explore.table_text import table_text
 
@@ -59,3 +61,8 @@ def policies_block(comparison: Comparison, context_tokens: int) -> str:
     """Tokens/s of every policy at one context, as ``sparda policies --tokens`` prints them."""
     rates = [rate for context, rate in comparison.grids if context == context_tokens]
     return "\n\n".join(grid_text(comparison, context_tokens, rate, True) for rate in rates)
+
+
+def quality_block(profile: QualityProfile) -> str:
+    """Recall and perplexity by choice and top-k, as ``sparda quality show`` prints them."""
+    return "\n\n".join(text for text in (recall_text(profile), perplexity_text(profile)) if text)
