@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
@@ -14,7 +15,7 @@ SPEED = "tokens_per_s"
 SPEED_AND_BLOCKS = "tokens_per_s,top_k"
 SPEED_AND_RECALL = "tokens_per_s,recall"
 SPEED_AND_PPL = "tokens_per_s,ppl_increase"
-DIRECTIONS = {
+DIRECTIONS: dict[str, tuple[Literal["maximize", "minimize"], ...]] = {
     SPEED: ("maximize",),
     SPEED_AND_BLOCKS: ("maximize", "maximize"),
     SPEED_AND_RECALL: ("maximize", "maximize"),

@@ -33,9 +33,14 @@ class Difference:
         return self.error is None or abs(self.value) > SURE * self.error
 
 
+def choices_of(profile: QualityProfile) -> list[Choice]:
+    """All choices of which recall or perplexity was measured."""
+    return [*(r.choice for r in profile.recalls), *(p.choice for p in profile.perplexities)]
+
+
 def main_top_k(profile: QualityProfile) -> int:
     """The top-k that answers are about: 16 where it was measured, else the middle one; 0 where none was."""
-    known = sorted({r.choice.top_k for r in (*profile.recalls, *profile.perplexities)})
+    known = sorted({c.top_k for c in choices_of(profile)})
     return 16 if 16 in known or not known else known[len(known) // 2]
 
 
@@ -43,7 +48,7 @@ def choice_of(profile: QualityProfile, selector: str, top_k: int, lookahead: int
     """The measured choice of a selector; lookahead and heads of 0 stand for the least that was measured."""
     known = sorted(
         (c.lookahead, c.heads)
-        for c in (r.choice for r in (*profile.recalls, *profile.perplexities))
+        for c in choices_of(profile)
         if (c.selector, c.top_k) == (selector, top_k) and lookahead in (0, c.lookahead) and heads in (0, c.heads)
     )
     ahead, count = known[0] if known else (lookahead, heads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from statistics import median
 
-from sparda.calibrate.store import grouped
 from sparda.explore.cells import NOT_RUN, TOLERANCE, CellVerdict, cell_verdict
 from sparda.explore.notes import quality_notes, unfit_notes
 from sparda.explore.predict import Prediction, prediction_label
@@ -164,13 +163,12 @@ def _hardware(r: Report) -> str:
 
 def _matrix(r: Report, context: int) -> Html:
     grid = r.scenario.grid
-    known = grouped(r.table.rows, lambda t: (t.context_tokens, t.batch))
+    known = {b: [t for t in r.table.rows if (t.context_tokens, t.batch) == (context, b)] for b in grid.batch}
     top = max([0.01, *(t.gain for t in r.table.rows)])
     titles = ["by resident blocks"] if r.table.selection else [f"{misses(m)} misses" for m in grid.miss_rate]
     head = tag("tr", tag("th", "batch"), *(tag("th", title) for title in titles))
     body = [
-        tag("tr", tag("th", str(b)), *(_cell(t, top, bool(r.table.selection)) for t in known[context, b]))
-        for b in grid.batch
+        tag("tr", tag("th", str(b)), *(_cell(t, top, bool(r.table.selection)) for t in known[b])) for b in grid.batch
     ]
     found = tag("table", tag("thead", head), tag("tbody", *body))
     title = tag("h4", f"{tokens_label(context)} tokens of context")
@@ -231,9 +229,9 @@ def _full(r: Report) -> Html:
     ]
     if not r.table.rated:
         return table(HEADERS, rows)
-    more = [[t.top_k, _known(t.quality and t.quality.recall), quality_cell(t)] for t in r.table.rows]
+    more = [[t.top_k, _recall(t), quality_cell(t)] for t in r.table.rows]
     return table((*HEADERS, "top-k", "recall", "perplexity"), [[*a, *b] for a, b in zip(rows, more, strict=True)])
 
 
-def _known(share: float | None) -> str:
-    return "-" if share is None else percent(share)
+def _recall(t: TableRow) -> str:
+    return "-" if t.quality is None or t.quality.recall is None else percent(t.quality.recall)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
@@ -210,7 +210,7 @@ def _suggest(trial: optuna.Trial, name: str, values: Sequence[int] | Sequence[fl
     steps = {b - a for a, b in pairwise(values)} or {1}
     if all(isinstance(v, int) for v in values) and len(steps) == 1 and min(steps) > 0:
         return trial.suggest_int(name, int(values[0]), int(values[-1]), step=int(min(steps)))
-    return cast(float, trial.suggest_categorical(name, list(values)))
+    return trial.suggest_categorical(name, list(values))
 
 
 def _over(trial: optuna.trial.FrozenTrial) -> bool:
