@@ -75,6 +75,11 @@ def text_of(f: Found) -> str:
         *([wrapped(f"Misses by resident blocks: {f.misses_from}.")] if f.misses_from else []),
         f"{choice.considered} configurations enumerated, {choice.fitting} fit in memory{kept}.",
         f"Best: {p.step_us / 1e3:.3f} ms, {p.tokens_per_s:.0f} tokens/s ({_band(p)}).",
+        *(
+            [f"GPU memory {p.gpu_gib:.1f} GiB, {p.config.slots} blocks resident."]
+            if f.misses_from and p.config.path
+            else []
+        ),
         wrapped(
             f"The public rule's {count(public.config.prefetch_ctas, 'CTA')}, all else as the scenario has it: "
             f"{public.step_us / 1e3:.3f} ms, {public.tokens_per_s:.0f} tokens/s; the best is "

@@ -177,7 +177,7 @@ class Predictor:
 
     @property
     def resident_times(self) -> tuple[float, ...]:
-        """Multiples of top-k to keep resident; none where no selection says what more of them spare."""
+        """Slots for free picks over the free picks to try; none where no selection says what more of them spare."""
         return RESIDENT_TIMES if self.selection else ()
 
     def top_k_axis(self, workload: Workload, config: Config) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import exp, expm1, log
 
-from sparda.calibrate.quality import Perplexity, QualityProfile, Recall, Spread
+from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall, Spread
 from sparda.engine.config import Config, Workload
 from sparda.engine.shapes import SparseSpec
 from sparda.explore.scenario import Limits
@@ -77,6 +77,11 @@ def broken_by(quality: Quality | None, limits: Limits) -> Broken:
                 f"{percent(limits.max_ppl_increase, sign=True)} wanted, {100 * over:.1f} points too much"
             )
     return Broken("; ".join(reasons), short, over)
+
+
+def choices_of(profile: QualityProfile) -> list[Choice]:
+    """All choices of which recall or perplexity was measured."""
+    return [*(r.choice for r in profile.recalls), *(p.choice for p in profile.perplexities)]
 
 
 def ppl_increase(nats: float) -> float:
@@ -176,10 +181,8 @@ class QualityLookup:
     def lookaheads(self, config: Config) -> tuple[int, ...]:
         """Lookaheads at which the choice of the policy was measured."""
         selector, _, heads = _stands(config)
-        rows = [*self.profile.recalls, *self.profile.perplexities]
-        return tuple(
-            sorted({r.choice.lookahead for r in rows if (r.choice.selector, r.choice.heads) == (selector, heads)})
-        )
+        known = {c.lookahead for c in choices_of(self.profile) if (c.selector, c.heads) == (selector, heads)}
+        return tuple(sorted(known))
 
     def _rows(self, config: Config) -> tuple[dict[int, Recall], dict[int, Perplexity]]:
         wanted = _stands(config)

@@ -8,6 +8,7 @@ from math import hypot, sqrt
 from statistics import stdev
 
 from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall, Retrieval
+from sparda.explore.quality import choices_of
 
 SURE = 2.0
 """A difference of fewer standard errors is called none."""
@@ -31,11 +32,6 @@ class Difference:
     def told(self) -> bool:
         """Whether it is more than ``SURE`` standard errors; so it is taken to be where no error is known."""
         return self.error is None or abs(self.value) > SURE * self.error
-
-
-def choices_of(profile: QualityProfile) -> list[Choice]:
-    """All choices of which recall or perplexity was measured."""
-    return [*(r.choice for r in profile.recalls), *(p.choice for p in profile.perplexities)]
 
 
 def main_top_k(profile: QualityProfile) -> int:

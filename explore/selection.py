@@ -14,7 +14,7 @@ from sparda.explore.quality import tier_between
 from sparda.explore.text import percent
 
 RESIDENT_TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
-"""Resident blocks that a search tries, as multiples of top-k."""
+"""Slots for free picks over the free picks, that a search tries."""
 
 NEAR = 1.5
 """A curve is taken for a share of the context up to so many times its own, or as many times smaller."""

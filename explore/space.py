@@ -23,8 +23,8 @@ LEAST_NOISE = 0.005
 class Space:
     """Values to try for each knob. ``resident_blocks`` 0 means "as many as top_k".
 
-    ``resident_times``: resident blocks as multiples of the top_k that goes with them; where there are any,
-    ``resident_blocks`` is not read.
+    ``resident_times``: slots for free picks over the free picks of the top_k that goes with them, as a miss curve
+    counts them; where there are any, ``resident_blocks`` is not read.
     """
 
     prefetch_ctas: tuple[int, ...] = CTA_COUNTS
@@ -90,34 +90,38 @@ class Space:
 
         Raises SpardaError, with the first reason, where not one can be.
         """
-        axes = self.axes
-        found, reason = False, ""
+        axes, seen, reason = self.axes, set[Config](), ""
         for values in product(*axes.values()):
             try:
-                config = config_at(base, dict(zip(axes, values, strict=True)))
+                config = config_at(base, dict(zip(axes, values, strict=True)), spec, workload)
                 check_fits(shape, spec, workload, config)
             except SpardaError as e:
                 reason = reason or str(e)
                 continue
-            found = True
-            yield config
-        if not found:
+            if config not in seen:
+                seen.add(config)
+                yield config
+        if not seen:
             raise SpardaError(
                 f"no configuration of the grid is possible: {reason or 'the space is empty; give each axis a value.'}"
             )
 
 
 def _unsaid(grid: Grid, config: Config) -> bool:
-    """Whether neither says how many blocks are resident."""
-    return not grid.resident_blocks and not config.resident_blocks
+    """Whether neither says how many blocks are resident, and it matters: something is fetched."""
+    return bool(config.path) and not grid.resident_blocks and not config.resident_blocks
 
 
-def config_at(base: Config, values: Mapping[str, int | float]) -> Config:
+def config_at(base: Config, values: Mapping[str, int | float], spec: SparseSpec, workload: Workload) -> Config:
     """``base`` with the values of a point of a space. Raises SpardaError where they cannot be together."""
     times = values.get("resident_times")
     known: dict[str, Any] = {n: v for n, v in values.items() if n != "resident_times"}
     if times is not None:
-        known["resident_blocks"] = 0 if times == 1 else round(times * known.get("top_k", base.top_k))
+        top_k, blocks = known.get("top_k", base.top_k), spec.blocks(workload.context_tokens)
+        forced = min(spec.forced, blocks)
+        # Rounded down: a miss curve reaches as far as its last ratio. More than all blocks are as good as all.
+        slots = min(forced + int(times * max(0, top_k - forced)), max(top_k, blocks))
+        known["resident_blocks"] = 0 if slots <= top_k else slots
     return replace(base, **known)
 
 

@@ -20,6 +20,7 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.loader import to_plain
 from sparda.explore.front import (
     DIRECTIONS,
+    OF_QUALITY,
     SPEED,
     check_objective,
     considered,
@@ -95,7 +96,7 @@ def run_study(
             callbacks=[lambda _study, _trial: each()],
         )
         seen = study.get_trials(deepcopy=False)
-    found = _found(predictor, workload, base, seen)
+    found = _found(predictor, workload, base, objective, seen)
     choice = pick(considered(found, base, predictor.limits), noise)
     front = front_of(found, noise, objective) if objective != SPEED else ()
     regret = regret_of(choice, considered(oracle, base, predictor.limits))
@@ -187,7 +188,7 @@ def _evaluate(
 ) -> tuple[float, ...]:
     values = {name: _suggest(trial, name, axis) for name, axis in space.axes.items()}
     try:
-        config = config_at(base, values)
+        config = config_at(base, values, predictor.spec, workload)
         check_fits(predictor.shape, predictor.spec, workload, config)
     except SpardaError:
         # Two values that cannot be together: nothing to predict, and nothing to learn a speed from.
@@ -218,11 +219,19 @@ def _over(trial: optuna.trial.FrozenTrial) -> bool:
 
 
 def _found(
-    predictor: Predictor, workload: Workload, base: Config, trials: Sequence[optuna.trial.FrozenTrial]
+    predictor: Predictor,
+    workload: Workload,
+    base: Config,
+    objective: str,
+    trials: Sequence[optuna.trial.FrozenTrial],
 ) -> list[Prediction]:
     """Predictions of all finished trials; an earlier run's are played again, which takes milliseconds each."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
-    configs = dict.fromkeys(config_at(base, t.params) for t in done)
+    configs = dict.fromkeys(config_at(base, t.params, predictor.spec, workload) for t in done)
     if not configs:
-        raise SpardaError("the study has no finished trial with a possible configuration; give more trials.")
+        known = " of known quality" if objective in OF_QUALITY else ""
+        raise SpardaError(
+            f"the study has no finished trial with a possible configuration{known}; give more trials"
+            + (", or an objective that is known of the policy." if known else ".")
+        )
     return [predictor(workload, c) for c in configs]

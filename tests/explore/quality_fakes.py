@@ -76,7 +76,7 @@ def _choice(key: tuple[str, int, int], top_k: int) -> Choice:
 
 def _recall(key: tuple[str, int, int], top_k: int) -> Recall:
     r = recall_of(key, top_k)
-    spread = Spread(r, r - 0.01, r, r + 0.01)
+    spread = Spread(r, r - 0.01, r, min(1.0, r + 0.01))
     return Recall(_choice(key, top_k), r, r - 0.1, r - 0.05, r - 0.3, r - 0.2, r - 0.25, spread, spread, spread)
 
 

@@ -132,8 +132,12 @@ def test_top_k_is_searched_only_where_its_cost_is_known(predictor: Predictor) ->
     assert space.top_k == (64, 96, 128, 256)
     assert space.lookahead == (0, 1, 2, 3, 4)
     configs = list(replace(space, prefetch_ctas=(1,)).configs(predictor.shape, predictor.spec, AT, Config()))
-    assert {(c.top_k, c.resident_blocks) for c in configs} >= {(64, 0), (64, 96), (64, 256), (256, 384), (256, 1024)}
-    assert len(configs) == space.size / len(space.prefetch_ctas)
+    assert {(c.top_k, c.resident_blocks) for c in configs} >= {(64, 0), (64, 79), (64, 154), (256, 367), (256, 512)}
+    assert len(set(configs)) == len(configs)
+    beyond = [why for c in configs for why in predictor.selection.outside(predictor.spec, AT, c)]
+    assert not any("free picks" in why for why in beyond)
+    resident = Space.of_predictor(Grid(), predictor, AT, Config(policy="sparse-resident"))
+    assert resident.resident_times == (), "nothing is fetched, so that more residents spare nothing"
     assert Space.of_predictor(Grid(resident_blocks=(300,)), predictor, AT, Config()).resident_times == ()
     assert Space.of_predictor(Grid(top_k=(80,)), predictor, AT, Config()).top_k == (80,)
 
@@ -180,6 +184,11 @@ def test_a_study_of_two_objectives_gives_a_front_of_known_qualities(rated: Predi
 def test_an_objective_of_quality_without_a_profile_is_refused(predictor: Predictor) -> None:
     with pytest.raises(SpardaError, match="needs a quality profile"):
         _study(predictor, SPEED_AND_RECALL, 1)
+
+
+def test_a_study_of_a_policy_that_was_not_measured_says_so(rated: Predictor) -> None:
+    with pytest.raises(SpardaError, match="of known quality; give more trials, or an objective"):
+        run_study(rated, SPACE, AT, Config(policy="nosa"), trials=3, noise=0.01, objective=SPEED_AND_PPL)
 
 
 def test_a_journal_is_not_resumed_with_another_quality(rated: Predictor, tmp_path: Path) -> None:
