@@ -67,14 +67,14 @@ def winners(
     """
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
-    space = Space.of_table(scenario.grid, scenario.config)
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(predictor.profile)
     cells = []
-    for workload in scenario.grid.cells:
+    for workload in scenario.cells:
         best = pick(enumerate_space(predictor, space, workload, scenario.config), noise).best
         each()
         if best.gpu_over_gib <= 0:
-            cells.append(_cell(predictor, space.prefetch_ctas, space.lookahead, workload, best.config))
+            cells.append(_cell(predictor, space.prefetch_ctas, space.lookahead, best.workload, best.config))
     if not cells:
         raise SpardaError("no cell of the grid fits the GPU's memory; give smaller batches or contexts.")
     found = Cells(SCHEMA, predictor.profile.name, predictor.shape.name, tuple(cells))
