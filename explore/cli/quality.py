@@ -1,9 +1,10 @@
-"""What choosing blocks costs a model: list and show quality profiles. Each action takes --json."""
+"""What choosing blocks costs a model: list, show and measure it, and train Forecasts. Each action takes --json."""
 
 from __future__ import annotations
 
 import argparse
 
+from sparda.explore.cli import quality_measure, quality_train
 from sparda.explore.cli.common import Output, add_json
 
 
@@ -14,11 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="recall, perplexity, retrieval, misses and answers of one")
     show.add_argument("name", metavar="NAME", nargs="?", help="quality profile by name, folder or file")
     add_json(show)
+    quality_measure.add_arguments(actions.add_parser("measure", help="measure a model on texts (CPU or GPU)"))
+    quality_train.add_arguments(actions.add_parser("train", help="train Forecasts on a frozen model (CPU or GPU)"))
 
 
 def run(args: argparse.Namespace) -> Output:
     """Do what was asked. Raises SpardaError for a quality profile that is not there."""
-    actions = {"list": _list, "show": _show}
+    actions = {"list": _list, "show": _show, "measure": quality_measure.run, "train": quality_train.run}
     output = actions[args.action](args)
     return Output({"action": args.action, **output.data}, output.text)
 
