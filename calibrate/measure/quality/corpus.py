@@ -78,8 +78,8 @@ class Text:
     role: str
     kind: str
     path: Path
-    text_bytes: int
-    written: bool
+    text_bytes: int = 0
+    written: bool = False
 
 
 def read_manifest(path: Path = MANIFEST) -> Manifest:
