@@ -232,6 +232,8 @@ class _Drawing:
 def _between(at: Floats, ratio: Floats, share: Floats) -> Floats:
     """``share`` of given ``ratio`` at others; 0 beyond the last, where nothing was seen to come from."""
     positive = share > 0
+    if not positive.any():
+        return np.zeros(len(at))
     power = np.exp(np.interp(np.log(at), np.log(ratio[positive]), np.log(share[positive])))
     end = int(positive.sum()) - 1
     line = np.interp(at, ratio, share)

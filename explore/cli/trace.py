@@ -199,8 +199,8 @@ def _run(args: argparse.Namespace) -> Output:
         "out": str(args.out) if args.out else None,
     }
     text = (
-        f"{found.row.us / 1e3:.3f} ms a step, {100 * found.row.spread:.1f} % spread of {len(found.row.samples_us)}; the "
-        f"trace was {found.how}. {found.counted:.1f} blocks missed a layer and step, {found.foretold:.1f} foretold."
+        f"{found.row.us / 1e3:.3f} ms a step, {100 * found.row.spread:.1f} % spread of {len(found.row.samples_us)}; "
+        f"the trace was {found.how}. {found.counted:.1f} blocks missed a layer and step, {found.foretold:.1f} foretold."
     )
     return Output(data, wrapped(text))
 
