@@ -181,11 +181,11 @@ def _run(args: argparse.Namespace) -> Output:
         raise SpardaError(f"--warmup {args.warmup} --repeats {args.repeats}: give at least 0 and 1 steps.")
     scenario, given = load_scenario(None, args.overrides), _trace_or_params(args.file)
     require_gpu("trace run")
-    from sparda.explore.trace_run import measure_trace
+    from sparda.calibrate.measure.selection import measure_trace
 
-    found = measure_trace(
-        given, scenario, args.file.name, out=args.out, warmup=args.warmup, repeats=args.repeats, seed=args.seed
-    )
+    case = (scenario.model, scenario.workload, scenario.config)
+    steps = {"warmup": args.warmup, "repeats": args.repeats}
+    found = measure_trace(given, args.file.name, *case, out=args.out, seed=args.seed, **steps)
     data: dict[str, object] = {
         "file": str(args.file),
         "followed": found.how,

@@ -137,18 +137,19 @@ def test_following_a_trace_needs_a_gpu(folder: Path, capsys: Capture, monkeypatc
 def _on_no_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A GPU that is not; returns the traces that decoders were given."""
     pytest.importorskip("triton", reason="measuring needs torch and triton")
-    from sparda.explore import trace_run
+    from sparda.calibrate.measure import selection
+    from sparda.engine.replay import replay_trace
     from tests.calibrate.measure_fakes import install
 
     install(monkeypatch)
     made: list[Any] = []
-    known: Callable[..., Any] = trace_run.replay_trace
+    known: Callable[..., Any] = replay_trace
 
     def replay(*case: Any, **given: Any) -> Any:
         made.append(known(*case, **{**given, "device": "cpu"}))
         return made[-1]
 
-    monkeypatch.setattr(trace_run, "replay_trace", replay)
+    monkeypatch.setattr(selection, "replay_trace", replay)
     return made
 
 
