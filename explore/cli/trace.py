@@ -143,6 +143,7 @@ def _generate(args: argparse.Namespace) -> Output:
     from sparda.engine.dynamics.fit import fit
     from sparda.engine.dynamics.generator import fitted_gap, generate, max_gap
     from sparda.engine.dynamics.generator_params import read_params
+    from sparda.explore.text import wrapped
 
     recorded = read_choices(args.trace) if args.trace else None
     params = fit(recorded) if recorded else read_params(args.params)
@@ -167,7 +168,9 @@ def _generate(args: argparse.Namespace) -> Output:
     against = "the recorded trace's" if recorded else "the fitted ones"
     data = {"out": str(args.out), "bytes": size, "steps": choices.steps, "facts": asdict(choices.facts), "gap": gap}
     said = f"Its misses lie within {100 * gap:.2f} percentage points of {against} at 1, 1.5, 2 and 4 times top_k."
-    return Output({**data, "gap_to": "trace" if recorded else "params"}, f"{_written(args.out, choices, size)}\n{said}")
+    return Output(
+        {**data, "gap_to": "trace" if recorded else "params"}, f"{_written(args.out, choices, size)}\n{wrapped(said)}"
+    )
 
 
 def _run(args: argparse.Namespace) -> Output:

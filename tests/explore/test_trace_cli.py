@@ -70,9 +70,10 @@ def test_a_trace_is_shown_with_what_slots_would_miss(folder: Path, capsys: Captu
 def test_the_text_says_the_conditions_and_fits_the_terminal(folder: Path, capsys: Capture) -> None:
     assert cli.main(["trace", "show", "a.choices"]) == 0
     text = capsys.readouterr().out
-    assert "a.choices: scores on made, 160 steps of 3 layers" in " ".join(text.split())
+    assert "a.choices: scores on made, 160 steps, 3 layers, 1 sequence, 2 KV heads, from" in " ".join(text.split())
     assert "The first 40 steps are left out" in " ".join(text.split())
     assert "p99" in text
+    assert "slot to spare" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
@@ -100,7 +101,7 @@ def test_parameters_are_fitted_kept_and_drawn_from(folder: Path, capsys: Capture
     assert (drawn.facts.forced, data["gap_to"]) == (5, "params")
     assert data["gap"] < 0.03
     assert cli.main(["trace", *words]) == 0
-    assert "percentage points of the fitted ones" in capsys.readouterr().out
+    assert "percentage points of the fitted ones" in " ".join(capsys.readouterr().out.split())
     assert read_choices(folder / "d.choices").blocks.shape == (300, 3, 1, 12)
 
 
