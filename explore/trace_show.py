@@ -9,7 +9,7 @@ from sparda.engine.dynamics.choices import Choices, TraceFacts
 from sparda.engine.dynamics.overlap import Spread, overlap, spread
 from sparda.engine.dynamics.residents import SPARE, Start
 from sparda.engine.dynamics.stack import Distances, stack_distances
-from sparda.explore.text import columns, number, percent, wrapped
+from sparda.explore.text import columns, count, number, percent, wrapped
 
 TIMES = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0)
 """Slots of the table, in multiples of top_k."""
@@ -31,11 +31,15 @@ class SlotMisses:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A trace in figures. ``overlap`` by lag in steps: share of the free picks that were free picks then."""
+    """A trace in figures. ``spare``: slots beyond those named.
+
+    ``overlap`` by lag in steps: share of the free picks that were free picks then.
+    """
 
     facts: TraceFacts
     steps: int
     skip: int
+    spare: int
     overlap: Mapping[int, Spread]
     misses: tuple[SlotMisses, ...]
 
@@ -43,7 +47,14 @@ class Shown:
         """As JSON has it: keys are strings."""
         lags = {str(lag): asdict(found) for lag, found in self.overlap.items()}
         rows = [{**asdict(m), "totals": {str(q): v for q, v in m.totals.items()}} for m in self.misses]
-        return {"facts": asdict(self.facts), "steps": self.steps, "skip": self.skip, "overlap": lags, "misses": rows}
+        return {
+            "facts": asdict(self.facts),
+            "steps": self.steps,
+            "skip": self.skip,
+            "spare": self.spare,
+            "overlap": lags,
+            "misses": rows,
+        }
 
 
 def shown(choices: Choices, skip: int, *, spare: int = SPARE, start: Start = "oldest") -> Shown:
@@ -54,7 +65,7 @@ def shown(choices: Choices, skip: int, *, spare: int = SPARE, start: Start = "ol
     distances = stack_distances(choices, skip=skip, spare=spare, start=start)
     found = {lag: spread(by_layer) for lag, by_layer in overlap(choices, skip=skip).items()}
     rows = tuple(_misses(distances, times) for times in TIMES)
-    return Shown(choices.facts, choices.steps, skip, found, rows)
+    return Shown(choices.facts, choices.steps, skip, spare, found, rows)
 
 
 def _misses(distances: Distances, times: float) -> SlotMisses:
@@ -74,10 +85,15 @@ def text_of_trace(name: str, found: Shown) -> str:
     f = found.facts
     contexts = sorted(set(f.context_tokens))
     context = str(contexts[0]) if len(contexts) == 1 else f"{contexts[0]} to {contexts[-1]}"
+    size = [
+        count(found.steps, "step"),
+        count(len(f.layers), "layer"),
+        count(len(f.context_tokens), "sequence"),
+        count(f.kv_heads, "KV head"),
+    ]
     said = (
-        f"{name}: {f.source} on {f.model}, {found.steps} steps of {len(f.layers)} layers, {len(f.context_tokens)} "
-        f"sequences and {f.kv_heads} KV heads from a context of {context} tokens on; top_k {f.top_k}, {f.forced} of it "
-        f"forced, blocks of {f.block} tokens{_more(f)}."
+        f"{name}: {f.source} on {f.model}, {', '.join(size)}, from a context of {context} tokens on; top_k {f.top_k}, "
+        f"{f.forced} of it forced, blocks of {f.block} tokens{_more(f)}."
     )
     rows = [
         [
@@ -95,6 +111,9 @@ def text_of_trace(name: str, found: Shown) -> str:
     notes = [
         f"Missed: share of the free picks, of all layers and of the lowest, middle and highest; blocks: of a step and "
         f"KV head; p50 to max: of a whole step. The first {found.skip} steps are left out.",
+        "Slots: resident blocks; the engine's slot to spare, where the next block is born, is counted with them."
+        if found.spare
+        else "",
         f"Free picks that were free picks so many steps before: {lags}." if lags else "",
     ]
     return "\n".join(

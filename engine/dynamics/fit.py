@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from sparda.engine.dynamics.choices import Choices, Ints
 from sparda.engine.dynamics.choices_code import encode, leave_ranks
+from sparda.engine.dynamics.generator import generate
 from sparda.engine.dynamics.generator_params import Floats, GeneratorParams, rows_of
 from sparda.engine.dynamics.stack import Distances, stack_distances
 from sparda.engine.errors import SpardaError
@@ -18,6 +20,10 @@ KINDS = (0.5, 0.25, 0.15, 0.07, 0.025, 0.005)
 
 MOST_STRETCH = 1.5
 """Most that the variance between kinds of steps is raised by for what they do not tell apart."""
+
+TRIALS, TRIAL_STEPS, WARM = 2, 512, 32
+FEW = 100
+"""Misses that are too few to correct a depth by: chance alone makes them."""
 
 MOST_LAYERS = 32
 AGES = 8
@@ -47,7 +53,7 @@ def fit(recorded: Choices, *, skip: int | None = None) -> GeneratorParams:
     kinds, weights, raw, scatter = _bursts(recorded, distances, depths)
     dispersion = _dispersion(distances, kinds, raw[:, 0])
     bursts = _without_chance(raw, weights, scatter, distances, depths, dispersion)
-    return GeneratorParams(
+    params = GeneratorParams(
         source=f"{f.model}, {f.source}",
         block=f.block,
         init_blocks=f.init_blocks,
@@ -64,6 +70,33 @@ def fit(recorded: Choices, *, skip: int | None = None) -> GeneratorParams:
         stays=_stays(recorded, skip),
         leave=_leave(recorded, skip),
     )
+    for _ in range(TRIALS):
+        params = _corrected(params, distances, depths)
+    return params
+
+
+def _corrected(params: GeneratorParams, recorded: Distances, depths: Sequence[int]) -> GeneratorParams:
+    """The parameters, shares of each depth changed by what a trace drawn from them misses too much or too little there.
+
+    Blocks that enter together are distinct: where many do, some come from deeper than the law says.
+    """
+    f = recorded.facts
+    trial = generate(
+        params,
+        steps=min(len(recorded.free), TRIAL_STEPS) + WARM,
+        layers=len(f.layers),
+        kv_heads=f.kv_heads,
+        context_tokens=f.context_tokens[0],
+        sequences=len(f.context_tokens),
+    )
+    found = stack_distances(trial, skip=WARM, spare=0)
+    layers = np.array(params.layers)
+    for column, depth in enumerate(depths):
+        slots = f.top_k + depth
+        wanted, drawn = recorded.share(slots) * found.free.sum(), found.missed(slots).sum()
+        layers[:, column] *= (wanted + FEW) / (drawn + FEW)
+    layers = np.minimum.accumulate(np.minimum(layers, 1.0), axis=1)
+    return replace(params, layers=rows_of(layers))
 
 
 def _depths(distances: Distances) -> list[int]:

@@ -3,7 +3,8 @@
 In every step a stream replaces some of its free picks. What enters is drawn by its depth in the stack of least recent
 choice, so that the misses of any number of slots follow the fitted curve (Mattson et al., IBM Systems Journal 9, 1970;
 Spirn, Program Behavior, 1977). How many enter differs by layer, by head and by step; steps in which much moves reach
-deeper too.
+deeper too. Only the time since a block was last chosen decides how likely it returns, not how often it was chosen: sets
+many steps apart have less in common than a model's, at the same misses.
 """
 
 from __future__ import annotations
@@ -118,14 +119,17 @@ class _Drawing:
         return np.asarray((drawn / np.maximum(drawn.mean(1, keepdims=True), 1e-9)).ravel())
 
     def _kinds(self, sequences: int) -> Ints:
-        """int64 [steps, sequences]: the kind of each step."""
+        """int64 [steps, sequences]: the kind of each step, by the rank of a noise that neighbouring steps share.
+
+        As many are of a kind as its weight says: a rare one in which much moves would else decide the mean.
+        """
         p = self.params
-        weights = np.array(p.weights) / sum(p.weights)
-        drawn = self.random.choice(len(weights), (self.steps, sequences), p=weights)
-        stays = self.random.random((self.steps, sequences)) < p.persistence
-        stays[0] = False
-        last = np.where(stays, 0, np.arange(self.steps)[:, None])
-        return np.asarray(np.take_along_axis(drawn, np.maximum.accumulate(last), axis=0), dtype=np.int64)
+        noise = self.random.normal(size=(self.steps, sequences))
+        for step in range(1, self.steps):
+            noise[step] = p.persistence * noise[step - 1] + (1 - p.persistence**2) ** 0.5 * noise[step]
+        rank = noise.argsort(axis=0).argsort(axis=0)
+        edges = np.cumsum(p.weights) / sum(p.weights)
+        return np.asarray(np.searchsorted(edges[:-1], (rank + 0.5) / self.steps, side="right"), dtype=np.int64)
 
     def _tables(self, depths: int) -> tuple[Floats, Floats]:
         """Share replaced [C, L], and [C, L, depths]: 1 less the share of that from depth j or deeper, ascending.
@@ -232,6 +236,8 @@ class _Drawing:
 def _between(at: Floats, ratio: Floats, share: Floats) -> Floats:
     """``share`` of given ``ratio`` at others; 0 beyond the last, where nothing was seen to come from."""
     positive = share > 0
+    if not positive.any():
+        return np.zeros(len(at))
     power = np.exp(np.interp(np.log(at), np.log(ratio[positive]), np.log(share[positive])))
     end = int(positive.sum()) - 1
     line = np.interp(at, ratio, share)

@@ -22,12 +22,12 @@ class GeneratorParams:
 
     ``ratio`` [K]: depths as ``MissCurve`` counts them, from 1. ``layers`` [L][K]: mean share that comes from that deep
     or deeper; the first is what is replaced at all. Layers of another number take theirs by relative place.
-    ``bursts`` [C][K]: factors of those shares in each kind of steps, which are ``weights`` [C] of all; ``persistence``:
-    how often a step stays of the kind of the one before rather than to be drawn anew. ``dispersion``: correlation of a
+    ``bursts`` [C][K]: factors of those shares in each kind of steps, which are ``weights`` [C] of all, those in which
+    most moves last; ``persistence``: correlation of the kinds of neighbouring steps. ``dispersion``: correlation of a
     stream's replacements within a step, 0 for a binomial number. ``head_spread``: relative deviation between the heads
     of a layer. ``stays``: share of the blocks leaving the local window that are then freely chosen. ``leave``: weight
-    of a free pick for leaving, by its age, newest first, in bins of as many picks each.
-    ``forced`` of ``top_k`` blocks of ``block`` tokens: those of the source.
+    of a free pick for leaving, by its age, newest first, in bins of as many picks each. ``block``, ``init_blocks``,
+    ``local_blocks``, ``top_k`` and ``context_tokens``: those of the source.
     """
 
     source: str

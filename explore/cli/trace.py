@@ -143,6 +143,7 @@ def _generate(args: argparse.Namespace) -> Output:
     from sparda.engine.dynamics.fit import fit
     from sparda.engine.dynamics.generator import fitted_gap, generate, max_gap
     from sparda.engine.dynamics.generator_params import read_params
+    from sparda.explore.text import wrapped
 
     recorded = read_choices(args.trace) if args.trace else None
     params = fit(recorded) if recorded else read_params(args.params)
@@ -167,7 +168,9 @@ def _generate(args: argparse.Namespace) -> Output:
     against = "the recorded trace's" if recorded else "the fitted ones"
     data = {"out": str(args.out), "bytes": size, "steps": choices.steps, "facts": asdict(choices.facts), "gap": gap}
     said = f"Its misses lie within {100 * gap:.2f} percentage points of {against} at 1, 1.5, 2 and 4 times top_k."
-    return Output({**data, "gap_to": "trace" if recorded else "params"}, f"{_written(args.out, choices, size)}\n{said}")
+    return Output(
+        {**data, "gap_to": "trace" if recorded else "params"}, f"{_written(args.out, choices, size)}\n{wrapped(said)}"
+    )
 
 
 def _run(args: argparse.Namespace) -> Output:
@@ -181,11 +184,11 @@ def _run(args: argparse.Namespace) -> Output:
         raise SpardaError(f"--warmup {args.warmup} --repeats {args.repeats}: give at least 0 and 1 steps.")
     scenario, given = load_scenario(None, args.overrides), _trace_or_params(args.file)
     require_gpu("trace run")
-    from sparda.explore.trace_run import measure_trace
+    from sparda.calibrate.measure.selection import measure_trace
 
-    found = measure_trace(
-        given, scenario, args.file.name, out=args.out, warmup=args.warmup, repeats=args.repeats, seed=args.seed
-    )
+    case = (scenario.model, scenario.workload, scenario.config)
+    steps = {"warmup": args.warmup, "repeats": args.repeats}
+    found = measure_trace(given, args.file.name, *case, out=args.out, seed=args.seed, **steps)
     data: dict[str, object] = {
         "file": str(args.file),
         "followed": found.how,

@@ -53,7 +53,8 @@ def decoder_of(config: Config, choices: Choices | None = None, batch: int = 2) -
     workload = Workload(batch, CONTEXT, 0.0)
     tiers = Tiers(SHAPE, SPEC, workload, config, "cpu", capacity=CONTEXT + STEPS)
     tiers.seed(3)
-    made = choices and replay_trace(SHAPE, SPEC, workload, config, blocks=tiers.blocks, device="cpu", choices=choices)
+    case = (SHAPE, SPEC, workload, config)
+    made = replay_trace(*case, blocks=tiers.blocks, device="cpu", choices=choices) if choices else None
     return Decoder(make_plan(SHAPE, SPEC, workload, config), weights(), tiers, made)
 
 

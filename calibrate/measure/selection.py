@@ -22,7 +22,6 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.policies import make_plan, resident_layers
 from sparda.engine.replay import drawn, follows, replay_trace, spread_over
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
-from sparda.explore.scenario import Scenario
 
 BUDGET_S = 1800.0
 CAPTURE = 1
@@ -74,14 +73,14 @@ def foretold_misses(trace: Followed, shape: ModelShape, config: Config, skip: in
 
 
 def measure_trace(
-    given: Choices | GeneratorParams, scenario: Scenario, name: str, *, out: Path | None, warmup: int, repeats: int,
-    seed: int = 0,
+    given: Choices | GeneratorParams, name: str, model: str, workload: Workload, config: Config, *, out: Path | None,
+    warmup: int, repeats: int, seed: int = 0,
 ) -> Measured:  # fmt: skip
-    """Measure the step of a scenario that follows a trace; its row goes to the store ``out``, of kind ``trace``.
+    """Measure a step that follows the trace ``name``; its row goes to the store ``out``, of kind ``trace``.
 
     Raises SpardaError where there is no GPU or the case cannot be.
     """
-    shape, workload, config = model_named(scenario.model), scenario.workload, scenario.config
+    shape = model_named(model)
     check_fits(shape, SparseSpec(), workload, config)
     if not make_plan(shape, SparseSpec(), workload, config).of_kind("select"):
         raise SpardaError(f"policy {config.policy} chooses no blocks; give one that does with --set config.policy=…")
@@ -100,5 +99,5 @@ def measure_trace(
 
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        finish(open_bench(folder, scenario.model, BUDGET_S, seed), work)
+        finish(open_bench(folder, model, BUDGET_S, seed), work)
     return Measured(trace.how, kept[0].values["misses_per_layer"], foretold, kept[0])
