@@ -97,7 +97,7 @@ def _winners(args: argparse.Namespace) -> Output:
     runs = sum(len(c.runs) for c in cells.cells)
     plain = {k: v for k, v in to_plain(cells).items() if k != "schema"}
     left = len(scenario.cells) - len(cells.cells)
-    floors = " or keeps no floor of quality" if scenario.limits.floors else ""
+    floors = " or breaks a floor of quality" if scenario.limits.floors else ""
     return Output(
         {**plain, "out": str(args.winners), "left_out": left},
         f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells are left out: their "
