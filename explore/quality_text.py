@@ -42,7 +42,7 @@ def list_text(profiles: Sequence[QualityProfile]) -> str:
     if not profiles:
         return wrapped(f"No quality profile comes with this package. {MEASURE}")
     rows = [[q.name, q.model, str(q.context_tokens), str(len(q.documents)), str(len(q.recalls))] for q in profiles]
-    return columns(["quality", "model", "tokens", "documents", "choices"], rows, left=2)
+    return columns(["quality", "model", "tokens", "documents", "recall rows"], rows, left=2)
 
 
 def default_name() -> str:

@@ -97,9 +97,11 @@ def _winners(args: argparse.Namespace) -> Output:
     runs = sum(len(c.runs) for c in cells.cells)
     plain = {k: v for k, v in to_plain(cells).items() if k != "schema"}
     left = len(scenario.cells) - len(cells.cells)
+    floors = " or breaks a floor of quality" if scenario.limits.floors else ""
     return Output(
         {**plain, "out": str(args.winners), "left_out": left},
-        f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells do not fit on the GPU.\n"
+        f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells are left out: their "
+        f"choice does not fit on the GPU{floors}.\n"
         f"Next, on the machine with the GPU: sparda validate --cells {args.winners} --out FOLDER",
     )
 
