@@ -22,7 +22,8 @@ _APART = frozenset("blockquote dl h1 h2 h3 h4 h5 h6 ol p pre table ul".split())
 _UNSEEN = frozenset("script style head nav template".split())
 _VOID = frozenset("area base br col embed hr img input link meta source track wbr".split())
 _INFO_NODE = re.compile(r"^\x1f\nFile: [^\n]*\n", re.MULTILINE)
-_INFO_MENU = re.compile(r"^\* Menu:\n(?:(?:\*| |\n)[^\n]*\n?)*?(?=\n\S|\x1f|\Z)", re.MULTILINE)
+_INFO_MENU = re.compile(r"^\* Menu:\n[^\x1f]*", re.MULTILINE)
+"""A menu is the last thing of its node."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -50,7 +51,7 @@ def text_of(path: Path, form: str, *, drop: Collection[str] = (), variable: str 
     if form == "html":
         text = plain(text, drop)
     elif form == "info":
-        text = _INFO_MENU.sub("", _INFO_NODE.sub("\n", text)).replace("\x1f", "")
+        text = _INFO_NODE.sub("\n", _INFO_MENU.sub("", text)).replace("\x1f", "")
     return tidy(text)
 
 
@@ -87,7 +88,7 @@ class _Page(HTMLParser):
             return
         self.verbatim += tag == "pre"
         self._break(tag)
-        if tag in ("td", "th"):
+        if tag in ("td", "th") and not self.parts[-1].endswith(("\n", " ")):
             self.parts.append(" ")
 
     def handle_endtag(self, tag: str) -> None:
