@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparda.calibrate.measure.quality.documents import Document, encode, read_arrays, write_arrays
-from sparda.calibrate.measure.quality.wordings import Wording
+from sparda.calibrate.measure.quality.documents import (
+    Documents,
+    damaged,
+    encode,
+    ids_sha256,
+    read_arrays,
+    vocabulary_sha256,
+    write_arrays,
+)
+from sparda.calibrate.measure.quality.documents import (
+    read as read_documents,
+)
+from sparda.calibrate.measure.quality.wordings import WORDINGS, Wording, wording
 from sparda.engine.errors import SpardaError
+from sparda.engine.tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,12 +66,18 @@ class Case:
 
 
 class Maker:
-    """Makes cases of one tokenizer out of documents of filler text."""
+    """Makes cases out of the documents of one role, with the tokenizer that made them.
 
-    def __init__(self, documents: Sequence[Document], tokenizer: Tokenizer) -> None:
-        if not documents:
-            raise SpardaError("no documents to hide facts in; give at least one.")
-        self.documents, self.tokenizer = tuple(documents), tokenizer
+    Raises SpardaError where there are no such documents and for another tokenizer.
+    """
+
+    def __init__(self, documents: Documents, tokenizer: Tokenizer, role: str = "eval") -> None:
+        self.documents, self.tokenizer = documents.of_role(role), tokenizer
+        self.tokenizer_sha256 = documents.tokenizer_sha256
+        if not self.documents:
+            raise SpardaError(f"no document of role {role!r} to hide facts in; give a token file that has some.")
+        if vocabulary_sha256(tokenizer) != self.tokenizer_sha256:
+            raise SpardaError("the documents are of another tokenizer; give the one that the token file was made with.")
         self._line_ends: dict[int, bool] = {}
 
     def case(self, wording: Wording, context: int, depth: float, seed: int) -> Case:
@@ -129,3 +151,91 @@ class Maker:
 
     def _ids(self, text: str) -> NDArray[np.uint32]:
         return encode(text, self.tokenizer).astype(np.uint32)
+
+
+PLAN: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
+    "needle": ((1024, 2048, 4096, 8192), (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "multihop": ((2048, 4096, 8192), (0.1, 0.5, 0.9)),
+}
+"""Contexts and depths by task. Of two hops the depths leave room on one side or the other for the second fact."""
+
+TRIALS = 8
+
+
+def planned(maker: Maker, wordings: Iterable[Wording] = WORDINGS, *, trials: int = TRIALS) -> list[Case]:
+    """Every case of ``PLAN``, ``trials`` of each with seeds from 0 on."""
+    return [
+        maker.case(w, context, depth, seed)
+        for w in wordings
+        for context in PLAN[w.task][0]
+        for depth in PLAN[w.task][1]
+        for seed in range(trials)
+    ]
+
+
+def write(path: Path, cases: Sequence[Case], tokenizer_sha256: str) -> None:
+    """Write cases of one tokenizer: a compressed ``.npz`` of all ids, one case after another, and a JSON header."""
+    ids = np.concatenate([c.ids for c in cases]) if cases else np.empty(0, np.uint32)
+    rows = [{f.name: getattr(c, f.name) for f in fields(c) if f.name != "ids"} for c in cases]
+    header = {"schema": SCHEMA, "tokenizer_sha256": tokenizer_sha256, "sha256": ids_sha256(ids), "cases": rows}
+    write_arrays(path, header, {"ids": ids})
+
+
+def read(path: Path) -> tuple[list[Case], str]:
+    """The cases of a file and the hash of their tokenizer's vocabulary.
+
+    Raises SpardaError for a file that is missing, damaged or of another kind.
+    """
+    header, arrays = read_arrays(path, ("ids",), SCHEMA)
+    ids, at, cases = arrays["ids"], 0, []
+    try:
+        if ids.dtype != np.uint32 or ids_sha256(ids) != header["sha256"]:
+            raise ValueError("its ids do not have the hash that they were written with")
+        for row in header["cases"]:
+            spans = {name: tuple((int(a), int(b)) for a, b in row.pop(name)) for name in ("answers", "facts")}
+            cases.append(Case(**row, **spans, ids=ids[at : at + row["context"]]))
+            at += row["context"]
+        if at != len(ids):
+            raise ValueError(f"{len(ids)} ids, where its cases have {at}")
+        return cases, str(header["tokenizer_sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(path, error) from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpardaError(f"{message}; see `{self.prog} --help`.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command: ``TOKENS TOKENIZER FILE``; returns its exit code."""
+    parser = _Parser(prog="python -m sparda.calibrate.measure.quality.retrieval", description=__doc__)
+    parser.add_argument("tokens", type=Path, help="the token file whose eval documents the facts are hidden in")
+    parser.add_argument("tokenizer", type=Path, help="the model's folder, its tokenizer.json, or a GGUF file")
+    parser.add_argument("file", type=Path, help="the file of cases to write")
+    parser.add_argument("--wording", action="append", metavar="NAME", help="only this one (repeatable)")
+    parser.add_argument("--trials", type=int, default=TRIALS, help=f"cases of each context and depth ({TRIALS})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
+    try:
+        given = parser.parse_args(arguments)
+        if given.trials < 1:
+            raise SpardaError(f"--trials {given.trials}; give at least 1.")
+        maker = Maker(read_documents(given.tokens), tokenizer_of(given.tokenizer))
+        chosen = [wording(name) for name in given.wording] if given.wording else WORDINGS
+        cases = planned(maker, chosen, trials=given.trials)
+        write(given.file, cases, maker.tokenizer_sha256)
+    except SpardaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    counts = Counter((c.task, c.wording, c.context) for c in cases)
+    if given.json:
+        rows = [{"task": t, "wording": w, "context": n, "cases": count} for (t, w, n), count in counts.items()]
+        print(json.dumps({"file": str(given.file), "cases": rows}, indent=2))
+        return 0
+    for (task, name, context), count in counts.items():
+        print(f"{task:8}  {name:13}  {context:>6,} tokens  {count} cases")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
