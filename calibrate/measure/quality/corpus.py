@@ -166,7 +166,9 @@ def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpardaError(f"{path.parent}: cannot be made ({error.strerror}); give a folder you may write to.") from None
+        raise SpardaError(
+            f"{path.parent}: cannot be made ({error.strerror}); give a folder you may write to."
+        ) from None
     write_text(path, text)
 
 
@@ -174,7 +176,9 @@ def debian() -> Fetch:
     """Fetches with apt-get, without root. Raises SpardaError where it or dpkg-deb is not installed."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise SpardaError(f"the texts come from Debian packages and {tool} is not installed; run on Debian or a kin.")
+            raise SpardaError(
+                f"the texts come from Debian packages and {tool} is not installed; run on Debian or a kin."
+            )
     return _fetch_debian
 
 

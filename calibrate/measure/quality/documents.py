@@ -114,7 +114,7 @@ def write(path: Path, documents: Documents) -> None:
         "schema": SCHEMA,
         "tokenizer_sha256": documents.tokenizer_sha256,
         "documents": [
-            {"name": d.name, "role": d.role, "kind": d.kind, "tokens": len(d), "sha256": _sha256(d.ids)}
+            {"name": d.name, "role": d.role, "kind": d.kind, "tokens": len(d), "sha256": ids_sha256(d.ids)}
             for d in documents.documents
         ],
     }
@@ -132,14 +132,14 @@ def read(path: Path) -> Documents:
         for entry in header["documents"]:
             part = ids[at : at + entry["tokens"]]
             at += entry["tokens"]
-            if _sha256(part) != entry["sha256"]:
+            if ids_sha256(part) != entry["sha256"]:
                 raise ValueError(f"document {entry['name']!r} does not have the hash that it was written with")
             found.append(Document(entry["name"], entry["role"], entry["kind"], part))
         if at != len(ids):
             raise ValueError(f"{len(ids)} ids, where its documents have {at}")
         return Documents(tuple(found), str(header["tokenizer_sha256"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, error) from None
+        raise damaged(path, error) from None
 
 
 def write_arrays(path: Path, header: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -167,13 +167,14 @@ def read_arrays(path: Path, names: Sequence[str], schema: int) -> tuple[dict[str
     except OSError as error:
         raise SpardaError(f"{path}: cannot be read ({error.strerror or error}); check the path.") from None
     except (KeyError, ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(path, error) from None
+        raise damaged(path, error) from None
     if found != schema:
         raise SpardaError(f"{path}: is of schema {found}, and {schema} is read; write it anew.")
     return header, arrays
 
 
-def _damaged(path: Path, error: Exception) -> SpardaError:
+def damaged(path: Path, error: Exception) -> SpardaError:
+    """What to raise for a file that holds something else than it should."""
     return SpardaError(f"{path}: damaged or not a file of this kind ({error}); write it anew.")
 
 
@@ -201,7 +202,8 @@ def _read(path: Path) -> str:
         raise SpardaError(f"{path}: cannot be read as UTF-8 ({error}); collect the texts anew.") from None
 
 
-def _sha256(ids: Ids) -> str:
+def ids_sha256(ids: Ids) -> str:
+    """A hash of ids that is the same on every machine."""
     return hashlib.sha256(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
