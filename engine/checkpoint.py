@@ -56,7 +56,9 @@ def load_checkpoint(
     wanted |= {tensor_name(q, i): (shape.kv_width, shape.d_model) for i, queries in own.items() for q in queries}
     harmless = [n for n in names if n.endswith(HARMLESS) or (tied and n == HEAD)]
     check_headers(names, wanted, harmless, str(folder))
-    return assemble(shape, files.read, device=device, wanted=wanted, forecast=_checked(forecast, shape, lookahead))
+    return assemble(
+        shape, files.read, device=device, wanted=wanted, forecast=checked_forecast(forecast, shape, lookahead)
+    )
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -78,7 +80,8 @@ def _files_of(folder: Path) -> list[Path]:
     return [folder / shard for shard in sorted(set(shards.values()))]
 
 
-def _checked(path: Path | None, shape: ModelShape, lookahead: int) -> Forecast | None:
+def checked_forecast(path: Path | None, shape: ModelShape, lookahead: int) -> Forecast | None:
+    """The Forecast of a file or folder, None where none is given. Raises SpardaError where it is not the model's."""
     if path is None:
         return None
     forecast = read_forecast(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparda.engine.checkpoint import EMBED, FINAL_NORM, HEAD, assemble, wanted_tensors
+from sparda.engine.checkpoint import EMBED, FINAL_NORM, HEAD, assemble, checked_forecast, wanted_tensors
 from sparda.engine.errors import SpardaError
 from sparda.engine.gguf_reader import GgufFile
 from sparda.engine.model_config import shape_of
@@ -36,12 +36,20 @@ _SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale"
 """Metadata of other models of the family, which the Llama architecture has no use for."""
 
 
-def load_gguf(path: Path, *, device: torch.device | str, value_bytes: int = 2) -> Weights:
+def load_gguf(
+    path: Path,
+    *,
+    device: torch.device | str,
+    value_bytes: int = 2,
+    forecast: Path | None = None,
+    lookahead: int = 1,
+) -> Weights:
     """The model of a GGUF file, each tensor dequantised to fp32 and then converted to ``value_bytes``.
 
-    Shape and rope come from the metadata; the head is the embedding where there is no ``output.weight``. Raises
-    SpardaError for another architecture, for what ``shape_of`` refuses, and for tensors that are missing, unknown or
-    misshapen, naming them, before anything is allocated.
+    Shape and rope come from the metadata; the head is the embedding where there is no ``output.weight``.
+    ``forecast``: a file or folder for ``read_forecast``, which must serve ``lookahead``. Raises SpardaError for another
+    architecture, for what ``shape_of`` refuses, and for tensors that are missing, unknown or misshapen, naming them,
+    before anything is allocated.
     """
     file = GgufFile(path)
     shape = _shape(file, value_bytes)
@@ -57,7 +65,8 @@ def load_gguf(path: Path, *, device: torch.device | str, value_bytes: int = 2) -
             return unpermuted(rows, shape.head_dim)
         return rows
 
-    return assemble(shape, read, device=device, wanted=wanted)
+    own = checked_forecast(forecast, shape, lookahead)
+    return assemble(shape, read, device=device, wanted=wanted, forecast=own)
 
 
 def gguf_name(name: str) -> str:

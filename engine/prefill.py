@@ -64,14 +64,14 @@ def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK, sample: int
         here = slice(start, min(start + chunk, length))
         x = weights.embed[tokens[here]]
         for layer, w in enumerate(weights.layers):
-            q = _enter(s, w, _norm(s, x, w.norm), cos[here], sin[here], keys[layer, :, here], values[layer, :, here])
+            q = _enter(s, w, normed(s, x, w.norm), cos[here], sin[here], keys[layer, :, here], values[layer, :, here])
             if queries is not None and start < sampled:
                 queries[layer, :, here] = q[:, : sampled - start]
             attended = _attend(s, q, keys[layer, :, : here.stop], values[layer, :, : here.stop])
             x = x + attended @ w.output.T
-            gate, up = (_norm(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
+            gate, up = (normed(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
             x = x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
-    return Prefilled(keys, values, _norm(s, x[-1], weights.final_norm) @ weights.head.T, queries)
+    return Prefilled(keys, values, normed(s, x[-1], weights.final_norm) @ weights.head.T, queries)
 
 
 def prefill_bytes(shape: ModelShape, tokens: int, chunk: int = CHUNK, sample: int = 0) -> int:
@@ -81,8 +81,8 @@ def prefill_bytes(shape: ModelShape, tokens: int, chunk: int = CHUNK, sample: in
     return (kept + rows) * shape.value_bytes
 
 
-def _norm(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
-    """In fp32, rounded once."""
+def normed(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm of rows [..., d_model], in fp32, rounded once."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + s.norm_eps)
     return (scaled * weight.float()).to(x.dtype)
@@ -93,12 +93,12 @@ def _enter(s: ModelShape, w: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor, 
     rows = w.fused[: s.q_width + 2 * s.kv_width]
     heads = (h @ rows.T).view(len(h), -1, s.head_dim).transpose(0, 1)
     q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
-    keys.copy_(_rope(k, cos, sin))
+    keys.copy_(rotated(k, cos, sin))
     values.copy_(v)
-    return _rope(q, cos, sin)
+    return rotated(q, cos, sin)
 
 
-def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Pairs i with i + head_dim / 2, in fp32, rounded once; x [heads, c, head_dim]."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

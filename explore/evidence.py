@@ -9,6 +9,7 @@ from sparda.calibrate.store import Row
 from sparda.engine.errors import SpardaError
 from sparda.explore.cells import CellVerdict
 from sparda.explore.evidence_model import ModelEvidence
+from sparda.explore.evidence_quality import quality_figures, shipped_quality, training_figures
 from sparda.explore.evidence_steps import compared, parity, steps
 from sparda.explore.figures import Figure
 from sparda.explore.text import count
@@ -89,6 +90,8 @@ def evidence(profile: Profile, seconds: float = 1.0, each: Callable[[], None] = 
         known.held_out,
         known.validated,
         known.handicap,
+        lambda: quality_figures(shipped_quality()),
+        lambda: training_figures(known),
         known.machines,
         known.speed,
     ]

@@ -10,60 +10,12 @@ from collections.abc import Callable, Mapping
 
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import to_plain
-from sparda.explore.cells import NOT_RUN
-from sparda.explore.notes import table_notes
+from sparda.explore.quality import Quality
 from sparda.explore.table import CtaTable, TableRow
-from sparda.explore.text import columns, misses, number, percent, tokens_label, wrapped
+from sparda.explore.table_text import table_markdown, table_text
+from sparda.explore.text import percent, tokens_label
 
 FUNCTION = "sparda_prefetch_ctas"
-
-
-def table_text(table: CtaTable) -> str:
-    """The table for a terminal, 80 columns at most."""
-    headers = ["ctx", "batch", "miss", "CTAs", "ahead", "tokens/s", "low", "high", "gain", "confirmed"]
-    cells = [
-        [
-            tokens_label(r.context_tokens),
-            str(r.batch),
-            misses(r.miss_rate),
-            str(r.prefetch_ctas) + ("" if r.inside else "?"),
-            str(r.lookahead),
-            f"{r.tokens_per_s:.0f}" + ("" if r.fits else "*"),
-            number(r.low),
-            number(r.high),
-            percent(r.gain, 1, sign=True),
-            _confirmed(r),
-        ]
-        for r in table.rows
-    ]
-    return columns(headers, cells) + "\n" + "\n".join(wrapped(n) for n in table_notes(table))
-
-
-def _confirmed(r: TableRow) -> str:
-    """The verdict with the measured gain, "-" where the public count was not measured."""
-    if r.confirmed == NOT_RUN:
-        return NOT_RUN
-    gain = NOT_RUN if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
-    return f"{r.confirmed} {gain:>7}"
-
-
-def table_markdown(table: CtaTable) -> str:
-    """The table as GitHub Markdown with its notes below."""
-    lines = [
-        "| context | batch | misses | CTAs | lookahead | tokens/s | band | gain | confirmed | measured gain |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|:---:|---:|",
-    ]
-    for r in table.rows:
-        measured = "" if r.measured_gain is None else percent(r.measured_gain, 1, sign=True)
-        ctas = f"{r.prefetch_ctas}{'' if r.inside else ' ?'}"
-        speed = f"{r.tokens_per_s:.0f}" + ("" if r.fits else " \\*")
-        band = NOT_RUN if r.low is None else f"{number(r.low)} to {number(r.high)}"
-        lines.append(
-            f"| {tokens_label(r.context_tokens)} | {r.batch} | {misses(r.miss_rate)} | {ctas} | {r.lookahead} "
-            f"| {speed} | {band} | {percent(r.gain, 1, sign=True)} | {r.confirmed} | {measured} |"
-        )
-    notes = [n.replace("*", "\\*") for n in table_notes(table)]
-    return "\n".join([*lines, "", *(f"{n}\n" for n in notes)])
 
 
 def table_json(table: CtaTable) -> str:
@@ -72,14 +24,19 @@ def table_json(table: CtaTable) -> str:
 
 
 def table_csv(table: CtaTable) -> str:
-    """One line for each row; columns are TableRow's fields, tied CTA counts separated by spaces."""
+    """One line for each row; columns are TableRow's fields, tied CTA counts separated by spaces.
+
+    With a quality profile those of Quality too, ``quality.recall`` and so on.
+    """
     out = io.StringIO()
-    names = list(TableRow.__dataclass_fields__)
+    rated = [n for n in Quality.__dataclass_fields__ if n != "spread"] if table.rated else []
+    unrated = () if rated else ("quality", "floor_reason")
+    names = [n for n in TableRow.__dataclass_fields__ if n != "quality" and n not in unrated]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["profile", "tier", "gpu", "model", *names])
+    writer.writerow(["profile", "tier", "gpu", "model", *names, *(f"quality.{n}" for n in rated)])
     for row in table.rows:
         plain = to_plain(row)
-        values = [plain[n] for n in names]
+        values = [*(plain[n] for n in names), *(getattr(row.quality, n, None) for n in rated)]
         writer.writerow(
             [
                 table.profile,
@@ -103,7 +60,13 @@ def table_toml(table: CtaTable) -> str:
 
 def _toml_lines(table: Mapping[str, object]) -> str:
     # Scalars and flat lists of them are written alike in JSON and TOML; TOML has no null, so such a key is left out.
-    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if v is not None)
+    return "".join(f"{k} = {_toml_value(v)}\n" for k, v in table.items() if v is not None)
+
+
+def _toml_value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k} = {_toml_value(v)}" for k, v in value.items() if v is not None) + "}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def gpu_names(table: CtaTable) -> list[str]:
@@ -123,14 +86,15 @@ def table_shell(table: CtaTable) -> str:
 
     Between cells it takes the next larger context and batch, above the last cell the last one.
     """
-    rows = [r for r in table.rows if r.miss_rate == table.miss_rate]
+    # With a selection every cell has the one miss rate that follows from it.
+    rows = [r for r in table.rows if table.selection or r.miss_rate == table.miss_rate]
     contexts = sorted({r.context_tokens for r in rows})
     body = _branches("$3", [(c, _batches([r for r in rows if r.context_tokens == c])) for c in contexts])
     names = "|".join(shlex.quote(n) for n in gpu_names(table))
     here = f"no table for GPU '$1'; this one is for {_in_double(table.gpu)}"
     return "\n".join(
         [
-            f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs of the prefetch kernel, {percent(table.miss_rate)} misses.",
+            f"# {FUNCTION} GPU BATCH CONTEXT_TOKENS: CTAs of the prefetch kernel, {_shell_misses(table)}.",
             f"# Profile {table.label}, model {table.model}. Counts go with {_lookaheads(rows)}.",
             "# Between cells the next larger one counts, above the largest the largest. Source this file, then:",
             *(f"#   {line}" for line in shell_snippet(table).splitlines()),
@@ -150,6 +114,10 @@ def table_shell(table: CtaTable) -> str:
             "",
         ]
     )
+
+
+def _shell_misses(table: CtaTable) -> str:
+    return "resident blocks as the table has them" if table.selection else f"{percent(table.miss_rate)} misses"
 
 
 def _lookaheads(rows: list[TableRow]) -> str:

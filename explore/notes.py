@@ -19,16 +19,39 @@ def table_notes(table: CtaTable) -> list[str]:
         "tokens/s over the public launcher's CTA count for an H100 (16 up to batch 16, else 32), all else equal.",
         *_confirmed_notes(table),
         *unfit_notes(table),
+        *quality_notes(table),
     ]
     if any(not r.inside for r in table.rows):
         notes.append("? outside the measured range: an extrapolation.")
     return notes
 
 
+def quality_notes(table: CtaTable) -> list[str]:
+    """What misses and quality rest on, and which cells break which floor."""
+    notes = []
+    if table.selection:
+        notes.append(f"miss follows from slots, the resident blocks: {table.selection}.")
+    if not table.rated:
+        return notes
+    tiers = dict.fromkeys(r.quality.tier for r in table.rows if r.quality)
+    choices = dict.fromkeys(r.quality.choice for r in table.rows if r.quality)
+    notes.append(
+        f"ppl: perplexity over full attention's, less 1, of the choices {', '.join(choices)}; {'; '.join(tiers)}."
+    )
+    unknown = dict.fromkeys(r.quality.reason for r in table.rows if r.quality and r.quality.reason)
+    notes += [f"-: not known, {reason}." for reason in unknown]
+    broken = dict.fromkeys(r.floor_reason for r in table.rows if r.floor_reason)
+    notes += [f"! no configuration of the cell keeps the floors; the nearest to them: {reason}." for reason in broken]
+    return notes
+
+
 def _band_note(table: CtaTable) -> str:
     if table.band is None:
         return "low and high: the error of these predictions is not known, no step was held out."
-    return f"low and high: predicted tokens/s -/+ {percent(table.band)}, the 90th percentile of held-out step errors."
+    error = f"-/+ {percent(table.band)}, the 90th percentile of held-out step errors."
+    # Where quality or residents take the room of the two columns, the sentence stands for them.
+    shown = not table.rated and not table.selection
+    return f"low and high: predicted tokens/s {error}" if shown else f"Predicted tokens/s are known to {error}"
 
 
 def _confirmed_notes(table: CtaTable) -> list[str]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparda.calibrate.profile import Profile
+from sparda.calibrate.quality import load_quality
 from sparda.engine.config import Config, Workload
 from sparda.engine.loader import to_plain
 from sparda.engine.memory import Memory, memory_of
 from sparda.engine.plan import Plan
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
+from sparda.explore.quality import Broken, Quality, QualityLookup, broken_by
 from sparda.explore.scenario import Limits, Scenario
+from sparda.explore.selection import RESIDENT_TIMES, Selection, load_selection
 from sparda.explore.text import GIB, count
 from sparda.sim.player import play
 
@@ -40,9 +43,18 @@ class Prediction:
     gpu_over_gib: float
     """GiB above the GPU limit; negative where it fits."""
     pinned_over_gib: float
+    quality: Quality | None = None
+    """None where the scenario names no quality profile."""
+    broken: Broken = field(default_factory=Broken)
+    """Which floors of quality it breaks, and by how much."""
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it fits in memory and keeps every floor of quality."""
+        return self.fits and not self.broken.reason
 
     def to_dict(self) -> dict[str, object]:
-        return to_plain(self)
+        return {**to_plain(self), "feasible": self.feasible}
 
 
 def predict(
@@ -124,20 +136,59 @@ class Predictor:
     shape: ModelShape
     spec: SparseSpec = field(default_factory=SparseSpec)
     limits: Limits = field(default_factory=Limits)
+    quality: QualityLookup | None = None
+    selection: Selection | None = None
+    """Where it is given, the workload's miss rate is not read: that of a configuration follows from it."""
     played: int = 0
     """Steps simulated so far; less than the questions asked, since answers are kept."""
     _known: dict[tuple[Workload, Config], Prediction] = field(default_factory=dict)
 
     @classmethod
     def of(cls, profile: Profile, scenario: Scenario) -> Predictor:
-        return cls(profile, model_named(scenario.model), limits=scenario.limits)
+        """As the scenario has it. Raises SpardaError where its quality profile or selection is not there."""
+        scenario.require_quality()
+        shape, spec = model_named(scenario.model), SparseSpec()
+        quality = QualityLookup(load_quality(scenario.quality), shape.name, spec) if scenario.quality else None
+        selection = load_selection(scenario.selection) if scenario.selection else None
+        return cls(profile, shape, spec, scenario.limits, quality, selection)
 
     def __call__(self, workload: Workload, config: Config) -> Prediction:
+        """The prediction; ``workload`` of it has the miss rate that was played."""
+        if self.selection:
+            workload = replace(workload, miss_rate=self.selection.miss_rate(self.spec, workload, config))
         key = (workload, config)
         if key not in self._known:
-            self._known[key] = predict(self.profile, self.shape, self.spec, workload, config, self.limits)
+            self._known[key] = self._predict(workload, config)
             self.played += 1
         return self._known[key]
+
+    def _predict(self, workload: Workload, config: Config) -> Prediction:
+        found = predict(self.profile, self.shape, self.spec, workload, config, self.limits)
+        if self.selection and (beyond := self.selection.outside(self.spec, workload, config)):
+            found = replace(found, inside=False, outside_reasons=(*found.outside_reasons, *beyond))
+        if self.quality:
+            quality = self.quality(workload, config)
+            found = replace(found, quality=quality, broken=broken_by(quality, self.limits))
+        return found
+
+    def misses_from(self, context_tokens: int) -> str:
+        """What the miss rates rest on, in words; empty where they are as stated."""
+        return self.selection.tier(self.shape.name, context_tokens) if self.selection else ""
+
+    @property
+    def resident_times(self) -> tuple[float, ...]:
+        """Slots for free picks over the free picks to try; none where no selection says what more of them spare."""
+        return RESIDENT_TIMES if self.selection else ()
+
+    def top_k_axis(self, workload: Workload, config: Config) -> tuple[int, ...]:
+        """Values of top-k to search over; none where no quality says what fewer blocks cost."""
+        if not self.quality:
+            return ()
+        return tuple(sorted({config.top_k, *self.quality.top_ks(workload, config)}))
+
+    def lookaheads(self, config: Config) -> tuple[int, ...]:
+        """Lookaheads whose cost in quality was measured; none without a quality profile."""
+        return self.quality.lookaheads(config) if self.quality else ()
 
 
 def prediction_label(config: Config) -> str:

@@ -1,14 +1,18 @@
-"""The parts of the README that are computed: evidence, an excerpt of the CTA table, policies side by side."""
+"""The parts of the README that are computed: evidence, excerpts of the CTA table and of quality, the policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparda.explore.exports import table_text
+from sparda.calibrate.quality import QualityProfile
 from sparda.explore.figures import LIVE, Figure
 from sparda.explore.policies import Comparison
 from sparda.explore.policies_text import grid_text
+from sparda.explore.quality import tier_of
+from sparda.explore.quality_text import perplexity_text, recall_text
 from sparda.explore.table import CtaTable
+from sparda.explore.table_text import table_text
+from sparda.explore.text import count
 
 YOURS = "measured where you run it"
 """Stands for the value of a figure that belongs to the reader's machine, not to the profile's."""
@@ -36,8 +40,10 @@ def evidence_block(figures: Mapping[str, Figure]) -> str:
 def _value(value: float, unit: str) -> str:
     if unit == "ms":
         return f"{value:.2f} ms"
-    if unit == "times":
-        return f"{value:.2f} times"
+    if unit in ("times", "s"):
+        return f"{value:.2f} {unit}"
+    if unit == "GiB":
+        return f"{value:.1f} GiB"
     if unit == "Kendall's tau":
         return f"{value:.2f}"
     if unit.endswith("/s"):
@@ -57,3 +63,10 @@ def policies_block(comparison: Comparison, context_tokens: int) -> str:
     """Tokens/s of every policy at one context, as ``sparda policies --tokens`` prints them."""
     rates = [rate for context, rate in comparison.grids if context == context_tokens]
     return "\n\n".join(grid_text(comparison, context_tokens, rate, True) for rate in rates)
+
+
+def quality_block(profile: QualityProfile) -> str:
+    """Recall and perplexity by choice and top-k, as ``sparda quality show`` prints them, and what they are of."""
+    tier = tier_of(profile, profile.model, profile.context_tokens)
+    parts = [text for text in (recall_text(profile), perplexity_text(profile)) if text]
+    return "\n\n".join([f"{tier[0].upper()}{tier[1:]}, {count(len(profile.documents), 'document')}", *parts])

@@ -9,6 +9,7 @@ from sparda.engine.loader import write_text
 from sparda.explore.report_answer import answer, headline
 from sparda.explore.report_data import Report, collect
 from sparda.explore.report_page import Html, lines, page, section, tag
+from sparda.explore.report_quality import quality
 from sparda.explore.report_sections import cta_curves, front, held_out, one_step
 from sparda.explore.report_sources import sources
 from sparda.explore.scenario import Scenario
@@ -19,6 +20,7 @@ SECTIONS = {
     "curves": ("Step time by CTA count", cta_curves),
     "step": ("Where the time of one step goes", one_step),
     "front": ("Speed against the block budget", front),
+    "quality": ("Quality", quality),
     "sources": ("Where the numbers come from", sources),
 }
 

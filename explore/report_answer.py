@@ -5,11 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from sparda.explore.cells import NOT_RUN, TOLERANCE, CellVerdict, cell_verdict
-from sparda.explore.notes import unfit_notes
+from sparda.explore.notes import quality_notes, unfit_notes
 from sparda.explore.predict import Prediction, prediction_label
 from sparda.explore.report_data import Report
 from sparda.explore.report_page import Html, count, html, lines, misses, paragraph, table, tag
 from sparda.explore.table import TableRow
+from sparda.explore.table_text import quality_cell
 from sparda.explore.text import number, percent, tokens_label
 
 MARKS = {"yes": tag("span", "✓", class_="yes"), "no": tag("span", "✗", class_="no"), NOT_RUN: Html("")}
@@ -118,6 +119,8 @@ def _warnings(r: Report) -> list[str]:
     best, found = r.answer.choice.best, []
     if not best.fits:
         found.append(f"Does not fit this machine: {best.limit_reason}. The speed holds where there is enough memory.")
+    if best.broken.reason:
+        found.append(f"Nothing in its cell keeps the floors of quality; this is nearest to them: {best.broken.reason}.")
     if not best.inside:
         found.append(f"An extrapolation: {'; '.join(best.outside_reasons)}.")
     return found
@@ -160,23 +163,25 @@ def _hardware(r: Report) -> str:
 
 def _matrix(r: Report, context: int) -> Html:
     grid = r.scenario.grid
-    known = {(t.context_tokens, t.batch, t.miss_rate): t for t in r.table.rows}
+    known = {b: [t for t in r.table.rows if (t.context_tokens, t.batch) == (context, b)] for b in grid.batch}
     top = max([0.01, *(t.gain for t in r.table.rows)])
-    head = tag("tr", tag("th", "batch"), *(tag("th", f"{misses(m)} misses") for m in grid.miss_rate))
+    titles = ["by resident blocks"] if r.table.selection else [f"{misses(m)} misses" for m in grid.miss_rate]
+    head = tag("tr", tag("th", "batch"), *(tag("th", title) for title in titles))
     body = [
-        tag("tr", tag("th", str(b)), *(_cell(known[context, b, m], top) for m in grid.miss_rate)) for b in grid.batch
+        tag("tr", tag("th", str(b)), *(_cell(t, top, bool(r.table.selection)) for t in known[b])) for b in grid.batch
     ]
     found = tag("table", tag("thead", head), tag("tbody", *body))
     title = tag("h4", f"{tokens_label(context)} tokens of context")
     return tag("div", title, tag("div", found, class_="scroll", tabindex="0"), class_="matrix")
 
 
-def _cell(t: TableRow, top: float) -> Html:
+def _cell(t: TableRow, top: float, moving: bool) -> Html:
     heat = f"--heat:{0.36 * max(0.0, t.gain) / top:.3f}"
     marks = ("" if t.inside else "?") + ("" if t.fits else "*")
     gain = "" if t.measured_gain is None else f" {percent(t.measured_gain, sign=True)}"
     measured = [Html("<br>"), MARKS[t.confirmed], gain] if t.confirmed != NOT_RUN else []
-    small = tag("small", f"{t.tokens_per_s:,.0f} tok/s", Html("<br>"), percent(t.gain, sign=True), *measured)
+    kept = [f"{t.resident_blocks or t.top_k} resident, {misses(t.miss_rate)} misses", Html("<br>")] if moving else []
+    small = tag("small", *kept, f"{t.tokens_per_s:,.0f} tok/s", Html("<br>"), percent(t.gain, sign=True), *measured)
     return tag("td", tag("b", t.prefetch_ctas), html(marks), " ", small, style=heat)
 
 
@@ -195,7 +200,7 @@ def _legend(r: Report) -> str:
             f" Predicted gains are off by {100 * median(errors):.1f} points in the median, {100 * errors[-1]:.1f} at "
         )
         text += "most."
-    text += "".join(f" {note}" for note in unfit_notes(t))
+    text += "".join(f" {note}" for note in (*unfit_notes(t), *quality_notes(t)))
     if any(not row.inside for row in t.rows):
         text += " ? outside the measured range: an extrapolation."
     return text
@@ -222,4 +227,11 @@ def _full(r: Report) -> Html:
         ]
         for t in r.table.rows
     ]
-    return table(HEADERS, rows)
+    if not r.table.rated:
+        return table(HEADERS, rows)
+    more = [[t.top_k, _recall(t), quality_cell(t)] for t in r.table.rows]
+    return table((*HEADERS, "top-k", "recall", "perplexity"), [[*a, *b] for a, b in zip(rows, more, strict=True)])
+
+
+def _recall(t: TableRow) -> str:
+    return "-" if t.quality is None or t.quality.recall is None else percent(t.quality.recall)

@@ -9,16 +9,19 @@ from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.holdout import HeldOut, error_band
 from sparda.calibrate.judged import ErrorBand
 from sparda.calibrate.profile import Profile
+from sparda.calibrate.quality import QualityProfile, load_quality
 from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import model_named
 from sparda.explore.cells import cell_key, cell_verdict, public_ctas
+from sparda.explore.front import SPEED_AND_PPL, front_of
 from sparda.explore.predict import Prediction, Predictor
 from sparda.explore.scenario import Scenario
 from sparda.explore.space import Choice, Space, enumerate_space, noise_of, pick
 from sparda.explore.table import CtaTable, cta_table
+from sparda.explore.text import misses
 from sparda.explore.validate import Summary, summary
 from sparda.sim.player import play
 from sparda.sim.timeline import Timeline
@@ -71,13 +74,22 @@ class Report:
     rule_step: Timeline
     fronts: tuple[tuple[float, tuple[Prediction, ...]], ...]
     rows: tuple[Row, ...]
+    quality: QualityProfile | None = None
+    """That of the scenario, or that of its selection."""
+    trade: tuple[Prediction, ...] = ()
+    """The front of speed against the increase of perplexity, most lost first; empty where that is not known."""
+
+    def misses(self, rate: float) -> str:
+        """A stated miss rate in words, or that it follows from what is resident."""
+        return "the misses of its resident blocks" if self.table.selection else f"{misses(rate)} misses"
 
 
 def collect(profile: Profile, scenario: Scenario) -> Report:
     """Predict everything, each step once. Raises SpardaError where the scenario or a row cannot be."""
     predictor = Predictor.of(profile, scenario)
     same_model = scenario.model == profile.model
-    known = predictor if same_model else Predictor(profile, model_named(profile.model))
+    # Measured steps had the misses that their rows state, whatever the scenario takes its own from.
+    known = predictor if same_model and not scenario.selection else Predictor(profile, model_named(profile.model))
     rows = profile.store.rows()
     steps = _latest(rows)
     own_steps = steps if same_model else ()
@@ -85,6 +97,8 @@ def collect(profile: Profile, scenario: Scenario) -> Report:
     w = scenario.workload
     answer = _curve(predictor, scenario, w, own_steps)
     batches = [replace(w, batch=b) for b in scenario.grid.batch]
+    rates = [w.miss_rate] if scenario.selection else sorted({*scenario.grid.miss_rate, w.miss_rate})
+    named = scenario.quality or scenario.selection
     return Report(
         profile=profile,
         scenario=scenario,
@@ -95,8 +109,10 @@ def collect(profile: Profile, scenario: Scenario) -> Report:
         curves=tuple(answer if b == w else _curve(predictor, scenario, b, own_steps) for b in batches),
         step=_played(predictor, answer.choice.best),
         rule_step=_played(predictor, answer.public),
-        fronts=tuple((m, _front(predictor, scenario, m)) for m in sorted({*scenario.grid.miss_rate, w.miss_rate})),
+        fronts=tuple((m, _front(predictor, scenario, m)) for m in rates),
         rows=tuple(rows),
+        quality=load_quality(named) if named else None,
+        trade=_trade(predictor, scenario) if scenario.quality else (),
     )
 
 
@@ -123,9 +139,10 @@ def _held(predictor: Predictor, row: Row) -> Held:
 
 
 def _curve(predictor: Predictor, scenario: Scenario, workload: Workload, rows: Sequence[Row]) -> Curve:
-    space = Space.of_table(scenario.grid, scenario.config)
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     choice = pick(enumerate_space(predictor, space, workload, scenario.config), noise_of(predictor.profile))
     chosen, rule = choice.best.config, public_ctas(workload.batch)
+    workload = choice.best.workload
     counts = sorted({*space.prefetch_ctas, rule})
     return Curve(
         choice=choice,
@@ -153,13 +170,25 @@ def _front(predictor: Predictor, scenario: Scenario, miss_rate: float) -> tuple[
     budgets = sorted({*(scenario.grid.top_k or TOP_K), base.top_k})
     found = []
     for top_k in budgets:
-        space = replace(Space.of_table(scenario.grid, base), top_k=(top_k,))
+        space = replace(Space.of_table(scenario.grid, base, predictor.resident_times), top_k=(top_k,))
         try:
             predictions = enumerate_space(predictor, space, workload, base)
         except SpardaError:
             continue  # above the context's blocks, below those always chosen, or above the resident slots
         found.append(pick(predictions, noise_of(predictor.profile)).best)
     return tuple(found)
+
+
+def _trade(predictor: Predictor, scenario: Scenario) -> tuple[Prediction, ...]:
+    """Over every measured top-k and lookahead, all else as a table tries it."""
+    workload, base, grid = scenario.workload, scenario.config, scenario.grid
+    space = replace(
+        Space.of_table(grid, base, predictor.resident_times),
+        top_k=grid.top_k or predictor.top_k_axis(workload, base),
+        lookahead=grid.lookahead or predictor.lookaheads(base) or (base.lookahead,),
+    )
+    found = enumerate_space(predictor, space, workload, base)
+    return front_of(found, noise_of(predictor.profile), SPEED_AND_PPL)
 
 
 def undominated(points: Sequence[Prediction]) -> list[Prediction]:

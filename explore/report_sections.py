@@ -99,7 +99,7 @@ def cta_curves(r: Report) -> Html:
         [
             paragraph(
                 f"Predicted step time ({shade}) at {tokens_label(w.context_tokens)} tokens of "
-                f"context and {misses(w.miss_rate)} misses, all else as chosen for that batch. Ringed in orange is "
+                f"context and {r.misses(w.miss_rate)}, all else as chosen for that batch. Ringed in orange is "
                 f"the choice, boxed in grey the public rule's count. {seen}"
             ),
             paragraph("The axes of milliseconds differ from panel to panel and do not start at 0.", kind="note"),
@@ -200,17 +200,23 @@ def front(r: Report) -> Html:
     kept, base = undominated(points), r.answer.choice.best
     w = base.workload
     drop = [_front_row(p, base, p in kept) for p in points]
+    others = "." if r.table.selection else " (bold) and the grid's other miss rates. A miss rate is a share of "
+    if not r.table.selection:
+        others += (
+            "top-k, so a larger top-k moves more blocks; which rate a model has at another top-k was not measured."
+        )
     text = (
         f"Batch {w.batch}, {tokens_label(w.context_tokens)} tokens; for each top-k the fewest CTAs within noise of "
-        f"the fastest, at {misses(own)} misses (bold) and the grid's other miss rates. A miss rate is a share of "
-        "top-k, so a larger top-k moves more blocks; which rate a model has at another top-k was not measured here."
+        f"the fastest, at {r.misses(own)}{others}"
     )
+    proxy = ("Top-k is only a proxy of quality", "the next section has what it costs, as measured of another model.")
+    if r.quality is None:
+        proxy = ("Top-k is only a proxy of quality: no accuracy was measured", "what it costs this report cannot say.")
+    elif r.quality.model == r.scenario.model:
+        proxy = (proxy[0], "the next section has what it costs.")
     return lines(
         [
-            paragraph(
-                tag("b", "Top-k is only a proxy of quality: no accuracy was measured."),
-                " Reading fewer blocks is faster; what it costs in answers this report cannot say.",
-            ),
+            paragraph(tag("b", f"{proxy[0]}."), f" Reading fewer blocks is faster; {proxy[1]}"),
             paragraph(text),
             figure(
                 plot(plots.fronts(r.fronts, own), "front"),

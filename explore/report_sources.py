@@ -5,16 +5,18 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sparda.calibrate.profile import Profile, profile_names
 from sparda.calibrate.store import KINDS
+from sparda.engine.config import Config
 from sparda.engine.loader import to_plain
 from sparda.explore.predict import config_dict
 from sparda.explore.report_answer import tier
 from sparda.explore.report_data import Report
 from sparda.explore.report_errors import left_out
 from sparda.explore.report_page import Html, count, lines, paragraph, table, tag
-from sparda.explore.scenario import Scenario
+from sparda.explore.scenario import Grid, Scenario
 from sparda.explore.text import GIB
 
 FACTS = {"GPU": "gpu", "driver": "driver", "torch": "torch", "triton": "triton", "CUDA": "cuda"}
@@ -27,6 +29,7 @@ WHAT = {
     "policy": "whole decode steps of every policy, side by side",
     "residency": "whole decode steps by resident blocks, where blocks that were chosen come back",
     "handicap": "whole decode steps on a GPU with part of it taken away meanwhile",
+    "training": "steps of training a Forecast, which no decode step is predicted from",
 }
 WHOLE = ("step", "validation", "policy", "residency", "handicap")
 """Kinds of rows that are whole steps."""
@@ -143,7 +146,7 @@ def commands(r: Report) -> list[str]:
     name = shlex.quote(_profile(r.profile))
     sets = _overrides(r.scenario)
     chosen = config_dict(r.answer.choice.best.config)
-    step = _overrides(Scenario(workload=r.scenario.workload, model=r.scenario.model, limits=r.scenario.limits))
+    step = _overrides(replace(r.scenario, config=Config(), grid=Grid()))
     step += [_set(f"config.{k}", v) for k, v in chosen.items() if v != to_plain(Scenario().config)[k]]
 
     def line(command: str, more: list[str]) -> str:

@@ -18,10 +18,16 @@ CTA_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Memory that may be used, in GiB (2**30 bytes); 0 means what the profile's machine has."""
+    """Memory that may be used, in GiB (2**30 bytes); 0 means what the profile's machine has.
+
+    And how good the choice of blocks must be, by a quality profile: ``min_recall`` of what ``sparse`` chooses,
+    ``max_ppl_increase`` of perplexity over full attention's, less 1. 0 means no floor.
+    """
 
     gpu_gib: float = 0.0
     pinned_gib: float = 0.0
+    min_recall: float = 0.0
+    max_ppl_increase: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("gpu_gib", "pinned_gib"):
@@ -29,6 +35,18 @@ class Limits:
                 raise SpardaError(
                     f"limits.{name} is {getattr(self, name):g}; give GiB above 0, or 0 for what the machine has."
                 )
+        if not 0 <= self.min_recall <= 1:
+            raise SpardaError(f"limits.min_recall is {self.min_recall:g}; it is a share, give 0 (no floor) to 1.")
+        if self.max_ppl_increase < 0:
+            raise SpardaError(
+                f"limits.max_ppl_increase is {self.max_ppl_increase:g}; it is a share, give 0 (no floor) or more: "
+                "0.05 allows 5 %."
+            )
+
+    @property
+    def floors(self) -> tuple[str, ...]:
+        """Names of the floors of quality that are set."""
+        return tuple(name for name in ("min_recall", "max_ppl_increase") if getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +101,28 @@ class Scenario:
     model: str = "minicpm4.1-8b"
     link: str = ""
     """Another link than the profile's, by its name in machines.toml; "" leaves it."""
+    quality: str = ""
+    """A quality profile, by name, folder or file: what a choice of blocks costs the model. "" leaves that unsaid."""
+    selection: str = ""
+    """A quality profile whose choice gives the misses of every top-k and number of resident blocks; "" takes the
+    stated ``miss_rate`` of workload and grid, which is not read otherwise."""
     workload: Workload = field(default_factory=Workload)
     config: Config = field(default_factory=Config)
     limits: Limits = field(default_factory=Limits)
     grid: Grid = field(default_factory=Grid)
+
+    @property
+    def cells(self) -> list[Workload]:
+        """Workloads of a table. With a ``selection`` their miss rate is still to be found, by the configuration."""
+        return replace(self.grid, miss_rate=self.grid.miss_rate[:1]).cells if self.selection else self.grid.cells
+
+    def require_quality(self) -> None:
+        """Refuse a floor that nothing is known to be held to."""
+        for name in self.limits.floors if not self.quality else ():
+            raise SpardaError(
+                f"limits.{name} is {getattr(self.limits, name):g} but no quality profile says what a configuration "
+                "keeps; give one with quality=NAME (see `sparda quality list`), or 0 for no floor."
+            )
 
 
 def default_scenario() -> Scenario:
@@ -106,6 +142,8 @@ def load_scenario(path: Path | None, overrides: Sequence[str] = (), profile: str
             _override(data, text)
         # All at once: two values may only be allowed together (top_k and resident_blocks).
         scenario = read(Scenario, data, where="--set " + " --set ".join(overrides))
+    # Not where a scenario is made: a file may set a floor and the command line name the profile.
+    scenario.require_quality()
     return replace(scenario, profile=profile) if profile else scenario
 
 

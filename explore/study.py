@@ -7,7 +7,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,19 @@ from optuna.storages.journal import JournalFileBackend
 from sparda.engine.config import Config, Workload, check_fits
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import to_plain
+from sparda.explore.front import (
+    DIRECTIONS,
+    OF_QUALITY,
+    SPEED,
+    check_objective,
+    considered,
+    front_of,
+    front_regret,
+    regret_of,
+    values_of,
+)
 from sparda.explore.predict import Prediction, Predictor
-from sparda.explore.space import Choice, Space, pick
-
-SPEED = "tokens_per_s"
-SPEED_AND_BLOCKS = "tokens_per_s,top_k"
-OBJECTIVES = (SPEED, SPEED_AND_BLOCKS)
-"""Fastest; or fastest for each top_k, the number of blocks read being the budget that buys quality."""
+from sparda.explore.space import Choice, Space, config_at, pick
 
 POPULATION = 24
 
@@ -34,7 +40,7 @@ class Finding:
     """What a study came to.
 
     ``regret`` is the found step time over the oracle's, less 1: below 0 where the study searched further than
-    the oracle's grid; None without an oracle. With two objectives it is the worst over the top_k budgets.
+    the oracle's grid; None without an oracle. With two objectives it is the worst over the levels of the second one.
     """
 
     objective: str
@@ -78,8 +84,7 @@ def run_study(
     ``storage``: None keeps the study in memory, a path keeps it in an Optuna journal, a URL goes to Optuna as it
     is. Raises SpardaError where the storage holds a study of something else.
     """
-    if objective not in OBJECTIVES:
-        raise SpardaError(f"objective {objective!r} is not known; allowed are {' and '.join(OBJECTIVES)}.")
+    check_objective(objective, predictor)
     if trials < 0:
         raise SpardaError(f"--trials is {trials}; give 0 or more.")
     with _quiet():
@@ -91,10 +96,10 @@ def run_study(
             callbacks=[lambda _study, _trial: each()],
         )
         seen = study.get_trials(deepcopy=False)
-    found = _found(predictor, workload, base, seen)
-    # Fewer blocks are always faster, so one choice is only meaningful at one top_k: the configured one.
-    choice = pick([p for p in found if p.config.top_k == base.top_k] or found, noise)
-    front = _front(found, noise) if objective == SPEED_AND_BLOCKS else ()
+    found = _found(predictor, workload, base, objective, seen)
+    choice = pick(considered(found, base, predictor.limits), noise)
+    front = front_of(found, noise, objective) if objective != SPEED else ()
+    regret = regret_of(choice, considered(oracle, base, predictor.limits))
     return Finding(
         objective=objective,
         trials=len(seen),
@@ -103,7 +108,7 @@ def run_study(
         infeasible=sum(t.state == optuna.trial.TrialState.PRUNED or _over(t) for t in seen),
         choice=choice,
         front=front,
-        regret=_regret(choice, found if front else (), oracle),
+        regret=front_regret(found, oracle, objective) if front else regret,
         seed=seed,
         storage=storage or "memory",
     )
@@ -126,7 +131,14 @@ def _fingerprint(predictor: Predictor, space: Space, workload: Workload, base: C
     """Identity of what is searched; machine and costs count through the profile's sessions and name."""
     profile = predictor.profile
     parts: list[object] = [profile.name, profile.tier, list(profile.sessions), predictor.shape.name, objective]
-    parts += [to_plain(space), to_plain(workload), to_plain(base), to_plain(predictor.limits)]
+    # What is not set is left out, so that a study begun before it could be set goes on.
+    limits = {k: v for k, v in to_plain(predictor.limits).items() if v or k.endswith("_gib")}
+    axes = {name: list(values) for name, values in space.axes.items()}
+    parts += [axes, to_plain(workload), to_plain(base), limits]
+    if predictor.quality:
+        parts += ["quality", to_plain(predictor.quality.profile)]
+    if predictor.selection:
+        parts += ["selection", to_plain(predictor.selection)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -148,7 +160,7 @@ def _open(storage: str | None, objective: str, seed: int, fingerprint: str) -> o
         study = optuna.create_study(
             storage=_storage(storage),
             study_name="sparda",
-            directions=["maximize"] * len(objective.split(",")),
+            directions=list(DIRECTIONS[objective]),
             load_if_exists=True,
         )
         known = study.user_attrs.get("searches")
@@ -167,16 +179,16 @@ def _open(storage: str | None, objective: str, seed: int, fingerprint: str) -> o
     # A resumed sampler starts from another seed, or it would ask for the first trials once more.
     sampler = optuna.samplers.TPESampler(seed=seed + done, multivariate=True)
     genetic = optuna.samplers.NSGAIISampler(seed=seed + done, population_size=POPULATION)
-    study.sampler = genetic if objective == SPEED_AND_BLOCKS else sampler
+    study.sampler = sampler if objective == SPEED else genetic
     return study
 
 
 def _evaluate(
     trial: optuna.Trial, predictor: Predictor, space: Space, workload: Workload, base: Config, objective: str
-) -> float | tuple[float, float]:
-    values = {f.name: _suggest(trial, f.name, getattr(space, f.name)) for f in fields(space)}
+) -> tuple[float, ...]:
+    values = {name: _suggest(trial, name, axis) for name, axis in space.axes.items()}
     try:
-        config = _config(base, values)
+        config = config_at(base, values, predictor.spec, workload)
         check_fits(predictor.shape, predictor.spec, workload, config)
     except SpardaError:
         # Two values that cannot be together: nothing to predict, and nothing to learn a speed from.
@@ -184,15 +196,22 @@ def _evaluate(
     p = predictor(workload, config)
     trial.set_constraint("gpu_over_gib", p.gpu_over_gib)
     trial.set_constraint("pinned_over_gib", p.pinned_over_gib)
-    return (p.tokens_per_s, float(config.top_k)) if objective == SPEED_AND_BLOCKS else p.tokens_per_s
+    for name in predictor.limits.floors:
+        of_recall = name == "min_recall"
+        trial.set_constraint(name, p.broken.recall_short if of_recall else p.broken.ppl_over)
+    found = values_of(p, objective)
+    if found is None:
+        # Nothing is known of its quality: no value, and nothing to learn from it.
+        raise optuna.TrialPruned
+    return found
 
 
-def _suggest(trial: optuna.Trial, name: str, values: Sequence[int]) -> int:
+def _suggest(trial: optuna.Trial, name: str, values: Sequence[int] | Sequence[float]) -> int | float:
     """An evenly spaced axis as integers, so that the sampler learns from neighbours; any other as categories."""
     steps = {b - a for a, b in pairwise(values)} or {1}
-    if len(steps) == 1 and min(steps) > 0:
-        return trial.suggest_int(name, values[0], values[-1], step=min(steps))
-    return int(trial.suggest_categorical(name, list(values)))
+    if all(isinstance(v, int) for v in values) and len(steps) == 1 and min(steps) > 0:
+        return trial.suggest_int(name, int(values[0]), int(values[-1]), step=int(min(steps)))
+    return trial.suggest_categorical(name, list(values))
 
 
 def _over(trial: optuna.trial.FrozenTrial) -> bool:
@@ -200,46 +219,19 @@ def _over(trial: optuna.trial.FrozenTrial) -> bool:
 
 
 def _found(
-    predictor: Predictor, workload: Workload, base: Config, trials: Sequence[optuna.trial.FrozenTrial]
+    predictor: Predictor,
+    workload: Workload,
+    base: Config,
+    objective: str,
+    trials: Sequence[optuna.trial.FrozenTrial],
 ) -> list[Prediction]:
     """Predictions of all finished trials; an earlier run's are played again, which takes milliseconds each."""
     done = [t for t in trials if t.state == optuna.trial.TrialState.COMPLETE]
-    configs = dict.fromkeys(_config(base, t.params) for t in done)
+    configs = dict.fromkeys(config_at(base, t.params, predictor.spec, workload) for t in done)
     if not configs:
-        raise SpardaError("the study has no finished trial with a possible configuration; give more trials.")
+        known = " of known quality" if objective in OF_QUALITY else ""
+        raise SpardaError(
+            f"the study has no finished trial with a possible configuration{known}; give more trials"
+            + (", or an objective that is known of the policy." if known else ".")
+        )
     return [predictor(workload, c) for c in configs]
-
-
-def _config(base: Config, params: dict[str, int]) -> Config:
-    return replace(base, **params)  # type: ignore[arg-type]
-
-
-def _front(found: Sequence[Prediction], noise: float) -> tuple[Prediction, ...]:
-    """The choice at each top_k that no larger top_k outruns, from the smallest top_k to the largest."""
-    budgets = sorted({p.config.top_k for p in found}, reverse=True)
-    best: list[Prediction] = []
-    for top_k in budgets:
-        p = pick([p for p in found if p.config.top_k == top_k], noise).best
-        if not best or p.tokens_per_s > best[-1].tokens_per_s:
-            best.append(p)
-    return tuple(reversed(best))
-
-
-def _regret(choice: Choice, found: Sequence[Prediction], oracle: Sequence[Prediction]) -> float | None:
-    """Of the choice, or, where ``found`` is given, the worst over readers who want at least so many blocks."""
-    if not oracle:
-        return None
-    if not found:
-        return _slower(choice.fastest, oracle)
-    most = max(p.config.top_k for p in found)
-    budgets = sorted({p.config.top_k for p in oracle if p.config.top_k <= most})
-    regrets = []
-    for top_k in budgets:
-        ours = pick([p for p in found if p.config.top_k >= top_k], 0.0).fastest
-        regrets.append(_slower(ours, [p for p in oracle if p.config.top_k >= top_k]))
-    return max(regrets, default=None)
-
-
-def _slower(found: Prediction, oracle: Sequence[Prediction]) -> float:
-    pool = [p for p in oracle if p.fits] or list(oracle)
-    return found.step_us / min(p.step_us for p in pool) - 1

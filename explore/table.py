@@ -11,6 +11,7 @@ from sparda.engine.config import Config, Workload
 from sparda.engine.loader import to_plain
 from sparda.explore.cells import JUDGING, NOT_RUN, cell_verdict, public_ctas
 from sparda.explore.predict import Predictor
+from sparda.explore.quality import Quality
 from sparda.explore.scenario import Scenario
 from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
@@ -46,6 +47,10 @@ class TableRow:
     confirmed: str
     measured_gain: float | None = None
     """As ``gain``, of measured steps; None where the two configurations were not both measured."""
+    quality: Quality | None = None
+    """What the choice of blocks keeps; None where the scenario names no quality profile."""
+    floor_reason: str = ""
+    """Which floor of quality it breaks, and by how much; empty where it keeps them."""
 
     @property
     def workload(self) -> Workload:
@@ -81,10 +86,17 @@ class CtaTable:
     miss_rate: float
     """The miss rate that a lookup without one means: the scenario's, or the grid's nearest."""
     rows: tuple[TableRow, ...]
+    selection: str = ""
+    """Where the miss rates come from, if they are not the grid's."""
 
     @property
     def label(self) -> str:
         return f"{self.profile} ({self.tier})"
+
+    @property
+    def rated(self) -> bool:
+        """Whether a quality profile rates the rows."""
+        return any(r.quality for r in self.rows)
 
     @property
     def confirmed(self) -> tuple[int, int, int]:
@@ -106,12 +118,12 @@ def cta_table(
 ) -> CtaTable:
     """The table over the scenario's grid. ``each`` is called after every cell."""
     predictor = predictor or Predictor.of(profile, scenario)
-    space = Space.of_table(scenario.grid, scenario.config)
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(profile)
     measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model else []
     band = profile.band_of(scenario.config)
     rows = []
-    for workload in scenario.grid.cells:
+    for workload in scenario.cells:
         rows.append(_row(predictor, space, workload, scenario.config, noise, measured))
         each()
     wanted = scenario.workload.miss_rate
@@ -125,6 +137,8 @@ def cta_table(
         noise=noise,
         miss_rate=min(scenario.grid.miss_rate, key=lambda m: (abs(m - wanted), m)),
         rows=tuple(rows),
+        # One tier for all contexts, as a rule.
+        selection="; ".join(t for t in dict.fromkeys(map(predictor.misses_from, scenario.grid.context_tokens)) if t),
     )
 
 
@@ -135,6 +149,8 @@ def _row(
     p, c = best.best, best.best.config
     public = public_ctas(workload.batch)
     rule = predictor(workload, replace(c, prefetch_ctas=public))
+    # The miss rate that was played: of a selection, not the grid's.
+    workload = p.workload
     verdict = cell_verdict(workload, c, measured)
     return TableRow(
         context_tokens=workload.context_tokens,
@@ -158,4 +174,6 @@ def _row(
         limit_reason=p.limit_reason,
         confirmed=verdict.confirmed,
         measured_gain=verdict.gain_public,
+        quality=p.quality,
+        floor_reason=p.broken.reason,
     )

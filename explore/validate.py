@@ -62,21 +62,25 @@ def winners(
 ) -> Cells:
     """Choose for every cell of the scenario's grid, and write the cells file where a path is given.
 
-    Cells whose chosen configuration does not fit the GPU's memory are left out: nobody could measure them. Where
+    Cells whose chosen configuration does not fit the GPU's memory are left out: nobody could measure them; and so are
+    those in which nothing keeps the floors of quality: nobody would use them. Where
     only pinned memory is short, the engine measures with sequences that share host blocks, at the same speed.
     """
     from sparda.explore.space import Space, enumerate_space, noise_of, pick
 
-    space = Space.of_table(scenario.grid, scenario.config)
+    space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(predictor.profile)
     cells = []
-    for workload in scenario.grid.cells:
+    for workload in scenario.cells:
         best = pick(enumerate_space(predictor, space, workload, scenario.config), noise).best
         each()
-        if best.gpu_over_gib <= 0:
-            cells.append(_cell(predictor, space.prefetch_ctas, space.lookahead, workload, best.config))
+        if best.gpu_over_gib <= 0 and not best.broken.reason:
+            cells.append(_cell(predictor, space.prefetch_ctas, space.lookahead, best.workload, best.config))
     if not cells:
-        raise SpardaError("no cell of the grid fits the GPU's memory; give smaller batches or contexts.")
+        raise SpardaError(
+            "no cell of the grid fits the GPU's memory and keeps the floors of quality; give smaller batches or "
+            "contexts, or lower floors."
+        )
     found = Cells(SCHEMA, predictor.profile.name, predictor.shape.name, tuple(cells))
     if path:
         write_json(path, found)

@@ -137,5 +137,6 @@ class Choices:
 
     def lengths(self) -> Ints:
         """int64 [sequences]: steps until a sequence ends."""
-        live = (self.blocks[..., 0] >= 0).any(1).reshape(self.steps, -1, self.facts.kv_heads).any(-1)
+        shape = (self.steps, len(self.facts.layers), -1, self.facts.kv_heads)
+        live = np.any(self.blocks[..., 0].reshape(shape) >= 0, axis=(1, 3))
         return np.asarray(np.where(live.any(0), self.steps - live[::-1].argmax(0), 0), dtype=np.int64)

@@ -161,3 +161,9 @@ def _inside(rows: Ints, places: Ints, like: Bools) -> tuple[Ints, Ints]:
     if len(places) and int(places.max()) >= like.shape[1]:
         raise ValueError("a rank is outside the stack")
     return rows, places
+
+
+def leave_ranks(planes: dict[str, Plane]) -> Ints:
+    """All ranks, of 0 for the newest entry, at which something left."""
+    left = (planes["entered"].astype(np.int64) + planes["new"] + planes["shrunk"]) % 65536
+    return _Read(planes).ranks("leave", left)[1]

@@ -60,7 +60,7 @@ def reuse(choices: Choices, *, skip: int = 0) -> Floats:
 
 def _matches(ids: npt.NDArray[np.int16], room: int, lags: Sequence[int]) -> dict[int, tuple[int, int]]:
     """By lag: free picks of ``ids`` [steps, heads, top_k] found again, and free picks; a head at a time for memory."""
-    totals = {lag: (0, 0) for lag in lags}
+    totals = dict.fromkeys(lags, (0, 0))
     lines = np.arange(len(ids))[:, None]
     for head in range(ids.shape[1]):
         mine = ids[:, head].astype(np.int64)

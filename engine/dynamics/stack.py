@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparda.engine.dynamics.choices import Choices, Ints, TraceFacts
+from sparda.engine.dynamics.choices import Bools, Choices, Ints, TraceFacts
 from sparda.engine.dynamics.curve import MissCurve
 from sparda.engine.dynamics.residents import (
     SPARE,
@@ -33,8 +33,9 @@ QUANTILES = (0.5, 0.95, 0.99, 1.0)
 class Distances:
     """Every chosen block that more slots than top_k would be needed to have kept. One entry a block and step.
 
-    ``step``, ``stream`` int32 (layer * heads + head) and ``rank`` int32: more slots than ``rank`` have it, ``spare``
-    ones included. ``free`` int64 [steps, streams]: picks that are not forced. The first ``skip`` steps are left out.
+    ``step``, ``stream`` int32 (layer * heads + head) and ``rank`` int32: more slots than ``rank``, ``spare`` ones
+    included, have it; room + 1 where none has. ``free`` int64 [steps, streams]: picks that are not forced. The first
+    ``skip`` steps are left out.
     """
 
     facts: TraceFacts
@@ -57,14 +58,14 @@ class Distances:
 
     @cached_property
     def by_stream(self) -> Ints:
-        """int64 [streams, ranks + 1]: entry r counts blocks of rank r or deeper: what r slots, spares included, miss."""
+        """int64 [streams, ranks + 1]: entry r counts blocks of rank r or deeper, which r slots (with spares) miss."""
         width = self.room + 2
         flat = np.bincount(self.stream.astype(np.int64) * width + self.rank, minlength=self.facts.streams * width)
         return np.asarray(flat.reshape(-1, width)[:, ::-1].cumsum(1)[:, ::-1])
 
     def missed(self, slots: int) -> Ints:
         """int64 [streams]: blocks fetched with ``slots`` as ``Config.slots`` counts them, in all steps."""
-        return self.by_stream[:, min(slots + self.spare, self.by_stream.shape[1] - 1)]
+        return self.by_stream[:, min(slots + self.spare, self.room + 1)]
 
     def share(self, slots: int) -> float:
         """Misses as a share of the free picks."""
@@ -78,7 +79,7 @@ class Distances:
 
     def totals(self, slots: int) -> Ints:
         """int64 [steps]: blocks fetched in a step, over all streams; of the steps in which all sequences go on."""
-        steps = self.step[self.rank >= slots + self.spare]
+        steps = self.step[self.rank >= min(slots + self.spare, self.room + 1)]
         return np.asarray(np.bincount(steps - self.skip, minlength=len(self.free))[: self.live_steps - self.skip])
 
     def quantiles(self, slots: int) -> dict[float, float]:
@@ -86,9 +87,9 @@ class Distances:
         totals = self.totals(slots)
         return {q: float(np.quantile(totals, q)) for q in QUANTILES} if len(totals) else {}
 
-    def slots_at(self, ratio: float) -> int:
-        """The slots, rounded, that a ratio of ``MissCurve`` stands for."""
-        return self.facts.forced + round(ratio * self.facts.free)
+    def slots_at(self, times: float) -> int:
+        """Slots for so many times top_k, rounded."""
+        return round(times * self.facts.top_k)
 
     def curve(self) -> MissCurve:
         """Missed share by slots, a point for each number from top_k to where nothing is missed, or all fit.
@@ -120,23 +121,25 @@ def stack_distances(choices: Choices, *, skip: int = 0, spare: int = SPARE, star
     f = choices.facts
     check_slots(choices, f.top_k, skip)
     room = choices.room
-    place = _begin(choices, start)
+    place, known = _begin(choices, start)
     found: list[tuple[int, Ints, Ints]] = []
     lines = np.arange(f.streams)[:, None]
     for step in range(choices.steps):
         wanted, there = wanted_blocks(choices, step, spare)
         ids = np.where(there, wanted, room)
         rank = place[lines, ids]
-        deep = there & (rank >= f.top_k) & (wanted < born_from(choices, step))
+        deep = there & ((rank >= f.top_k) | ~known[lines, ids]) & (wanted < born_from(choices, step))
         if step >= skip:
             rows, columns = np.nonzero(deep)
-            found.append((step, rows, rank[rows, columns]))
+            depth = np.where(known[rows, ids[rows, columns]], rank[rows, columns], room + 1)
+            found.append((step, rows, depth))
         # Each block falls by as many as come from below it to the front; those stand there, the highest first.
         risen = np.zeros(place.shape, dtype=np.int32)
         risen[lines, rank] = there
         count = there.sum(1, keepdims=True)
         place += (count - np.take_along_axis(risen.cumsum(1), place, axis=1)).astype(place.dtype)
         place[lines, ids] = np.where(there, count - there.cumsum(1), room)
+        known[lines, ids] = True
     steps = np.concatenate([np.full(len(rows), step, np.int32) for step, rows, _ in found])
     return Distances(
         facts=f,
@@ -151,8 +154,11 @@ def stack_distances(choices: Choices, *, skip: int = 0, spare: int = SPARE, star
     )
 
 
-def _begin(choices: Choices, start: Start) -> npt.NDArray[np.int32]:
-    """int32 [N, room + 1]: each block's rank before the first step; unborn ones stand last, in the end nothing."""
+def _begin(choices: Choices, start: Start) -> tuple[npt.NDArray[np.int32], Bools]:
+    """int32 [N, room + 1]: each block's rank before the first step; unborn ones stand last, in the end nothing.
+
+    And whether any number of slots could hold it by now: one that was not chosen when it was born is nowhere.
+    """
     f = choices.facts
     place = np.tile(np.arange(choices.room + 1, dtype=np.int32), (f.streams, 1))
     streams = np.arange(f.streams)
@@ -160,7 +166,8 @@ def _begin(choices: Choices, start: Start) -> npt.NDArray[np.int32]:
         order = start_order(int(count), f.init_blocks, f.local_blocks, start)
         rows = streams[streams % f.heads // f.kv_heads == sequence][:, None]
         place[rows, order] = np.arange(len(order))
-    return place
+    known = place < np.tile(np.repeat(choices.existing()[0], f.kv_heads), len(f.layers))[:, None]
+    return place, known
 
 
 def miss_curve(choices: Choices, *, skip: int = 0, spare: int = SPARE, start: Start = "oldest") -> MissCurve:

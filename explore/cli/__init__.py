@@ -5,12 +5,12 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
 - always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
 - ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
 - ``machines``: ``name``, ``machines`` (machines.Entry);
-- ``simulate``: ``prediction`` (predict.Prediction), ``interval90_us`` (low and high, or null), ``by_kind``,
-  ``busy_us``, ``exposed_us``, ``link_busy_us``, ``link_bytes``, ``trace``;
+- ``simulate``: ``prediction`` (predict.Prediction, see below), ``misses_from``, ``interval90_us`` (low and high, or
+  null), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``, ``link_bytes``, ``trace``;
 - ``explain``: ``prediction``, ``explanation`` (explain.Explanation with ``rule``), ``trace``, ``measured`` (null, or
   the measured step's ``file``, ``step_us``, ``kernels_us``, ``parts_us``, ``same_case``);
-- ``explore``: ``best``, ``fastest``, ``ties``, ``public`` (predict.Prediction), ``gain``, ``noise``, ``considered``,
-  ``fitting``, ``study`` (null, or study.Finding);
+- ``explore``: ``best``, ``fastest``, ``ties``, ``front``, ``public`` (predict.Prediction), ``objective``, ``gain``,
+  ``noise``, ``considered``, ``fitting``, ``misses_from``, ``study`` (null, or study.Finding);
 - ``table``: table.CtaTable with ``rows`` of table.TableRow, ``format``, ``out``; ``demo``: the same with ``report``;
 - ``policies``: ``model``, ``cells`` and ``detail`` (policies.Cell with its shares), ``residency`` (policies.Residency),
   ``crossover`` by context (crossover.Crossover), ``floor_share``, ``answers`` (sentences);
@@ -23,8 +23,21 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
   (profile.ErrorBand), ``path``;
 - ``profile``: ``action``; new: as ``measure`` and ``calibrate``, and ``left`` (cases); list: ``profiles``; show: as
   ``calibrate``, and ``envelope`` and ``sessions`` (provenance and rows of each); diff: calibrate.diff.Diff;
+- ``quality``: ``action``; list: ``qualities``; show: ``quality`` (its name), the fields of
+  calibrate.quality.QualityProfile, ``answers`` (sentences) and the ``top_k`` that they are about;
 - ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
-  ``seconds``, ``tokens_per_s``, ``misses_per_layer``.
+  ``seconds``, ``tokens_per_s``, ``misses_per_layer``;
+- ``trace``: ``action``; record: as ``generate``, and ``out``, ``bytes``, ``steps``, ``facts`` (choices.TraceFacts);
+  show: ``file``, ``bytes``, trace_show.Shown; fit: ``files``, ``out``, ``params`` (generator_params.GeneratorParams),
+  ``replaced``; generate: ``out``, ``bytes``, ``steps``, ``facts``, ``gap``, ``gap_to``; run: ``file``, ``followed``,
+  ``step_us``, ``spread``, ``samples_us``, ``misses_per_layer``, ``foretold_per_layer``, ``workload``, ``config``,
+  ``out``.
+
+A Prediction has ``quality`` (null, or quality.Quality: ``recall``, ``mass``, ``ppl_increase``, each null where it is
+not known for the ``reason`` given; ``tier`` says what it was measured on; ``spread``, ``standard_error``), ``broken``
+(the floors of quality that it breaks: ``reason``, empty where none, ``recall_short``, ``ppl_over``) and ``feasible``.
+Rows of a table have ``quality`` and ``floor_reason``. ``misses_from`` (of a table ``selection``) says what the miss
+rates rest on where they follow from resident blocks, and is empty where they are as stated.
 
 Commands that use a profile name it in ``profile`` and ``tier``. Times end in ``_us`` (microseconds), memory in
 ``_gib`` (2**30 bytes); gains, errors, misses and bands are shares: 0.05 is 5 %.
@@ -56,8 +69,10 @@ COMMANDS = {
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
     "policies": "all policies side by side, as measured",
+    "quality": "what choosing blocks costs a model: list and show what was measured",
     "published": "the paper's figures beside the model's",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
+    "trace": "record, show, fit, draw and follow the blocks chosen",
     "validate": "measure what the search chose (needs a GPU), or judge what was measured",
     "report": "write an HTML report",
     "evidence": "recompute every claimed figure from committed rows",

@@ -79,7 +79,7 @@ def table_of(profile: Profile, scenario: Scenario) -> CtaTable:
     from sparda.explore.table import cta_table
     from sparda.explore.text import Progress
 
-    progress = Progress("cells", len(scenario.grid.cells))
+    progress = Progress("cells", len(scenario.cells))
     table = cta_table(profile, scenario, each=progress.step)
     progress.close()
     return table

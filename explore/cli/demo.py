@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """Table first, then the report."""
-    from sparda.explore.exports import table_text
     from sparda.explore.report import write_report
+    from sparda.explore.table_text import table_text
 
     scenario = scenario_of(args)
     profile = profile_of(scenario)

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> Output:
     profile = profile_of(scenario)
     predictor = Predictor.of(profile, scenario)
     prediction = predictor(scenario.workload, scenario.config)
-    explanation, timeline = explain(profile.costs, predictor.shape, predictor.spec, scenario.workload, scenario.config)
+    explanation, timeline = explain(
+        profile.costs, predictor.shape, predictor.spec, prediction.workload, scenario.config
+    )
     found = _measured(args.measured) if args.measured else None
     shown = [("simulated", timeline), *([("measured", found[1])] if found else [])]
     trace = write_folder_of(args.trace) if args.trace else None
@@ -55,7 +57,13 @@ def run(args: argparse.Namespace) -> Output:
         "trace": str(trace) if trace else None,
         "measured": None,
     }
-    lines = [*opening(profile, prediction, scenario.model), "", explanation_text(explanation, measured_us), ""]
+    misses_from = predictor.misses_from(scenario.workload.context_tokens)
+    lines = [
+        *opening(profile, prediction, scenario.model, misses_from),
+        "",
+        explanation_text(explanation, measured_us),
+        "",
+    ]
     if found:
         step, seen = found
         data["measured"] = {

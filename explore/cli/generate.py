@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from sparda.engine.errors import SpardaError
 from sparda.explore.cli.common import Output, add_json, add_overrides, require_engine
 
 if TYPE_CHECKING:
-    from sparda.engine.batch import Generation
+    from sparda.engine.batch import Batch, Generation
     from sparda.engine.config import Config
     from sparda.engine.weights import Weights
     from sparda.explore.scenario import Scenario
@@ -55,6 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """Decode. Raises SpardaError without torch, Triton or a GPU."""
+    return generated(args, lambda _batch: nullcontext())
+
+
+def generated(args: argparse.Namespace, beside: Callable[[Batch], AbstractContextManager[object]]) -> Output:
+    """Decode inside of what ``beside`` makes of the batch. Raises SpardaError as ``run`` does."""
     scenario = _scenario(args)
     if args.max_new < 1:
         raise SpardaError(f"--max-new {args.max_new}: ask for at least 1 new token.")
@@ -76,7 +83,8 @@ def run(args: argparse.Namespace) -> Output:
         stop=end_tokens(args.checkpoint),
     )
     start = time.perf_counter()
-    found = batch.generate(prompts, args.max_new)
+    with beside(batch):
+        found = batch.generate(prompts, args.max_new)
     seconds = time.perf_counter() - start
     decoded = sum(len(g.tokens) for g in found)
     print(f"{decoded} tokens in {seconds:.1f} s, {decoded / seconds:.1f} tokens/s, prefill included", file=sys.stderr)
@@ -141,14 +149,9 @@ def _weights(args: argparse.Namespace, config: Config, device: str) -> tuple[Wei
     from sparda.engine.gguf_file import load_gguf
 
     path, value_bytes = args.checkpoint, VALUE_BYTES[args.dtype]
-    if path.is_dir():
-        trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
-        weights = load_checkpoint(path, device=device, value_bytes=value_bytes, **trained)
-    elif args.forecast:
-        raise SpardaError(f"--forecast {args.forecast}: {path} is one file; a Forecast goes with a checkpoint folder.")
-    else:
-        weights = load_gguf(path, device=device, value_bytes=value_bytes)
-    return _with_forecast(weights, config)
+    load = load_checkpoint if path.is_dir() else load_gguf
+    trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
+    return _with_forecast(load(path, device=device, value_bytes=value_bytes, **trained), config)
 
 
 def _with_forecast(weights: Weights, config: Config) -> tuple[Weights, str]:

@@ -14,7 +14,19 @@ from sparda.explore.cli.common import Output, add_json, positive, require_engine
 if TYPE_CHECKING:
     from sparda.calibrate.measure.estimate import Estimate
 
-PARTS = ("link", "kernels", "corun", "steps", "paths", "pathsteps", "policies", "residency", "handicap", "traces")
+PARTS = (
+    "link",
+    "kernels",
+    "corun",
+    "steps",
+    "paths",
+    "pathsteps",
+    "policies",
+    "residency",
+    "handicap",
+    "training",
+    "traces",
+)
 BUDGET_S = 3600.0
 
 

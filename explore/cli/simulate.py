@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> Output:
     """Play one step and break its time down."""
     from sparda.engine.loader import write_json
     from sparda.engine.policies import make_plan
+    from sparda.explore.headline import opening
     from sparda.explore.predict import Predictor, interval90_us
     from sparda.sim.player import play
     from sparda.sim.trace import chrome_trace
@@ -32,16 +33,18 @@ def run(args: argparse.Namespace) -> Output:
     profile = profile_of(scenario)
     predictor = Predictor.of(profile, scenario)
     prediction = predictor(scenario.workload, scenario.config)
-    plan = make_plan(predictor.shape, predictor.spec, scenario.workload, scenario.config)
+    plan = make_plan(predictor.shape, predictor.spec, prediction.workload, scenario.config)
     timeline = play(plan, profile.costs)
     interval = interval90_us(profile, plan)
     trace = write_folder_of(args.trace) if args.trace else None
     if trace:
         write_json(trace, chrome_trace(timeline))
+    misses_from = predictor.misses_from(scenario.workload.context_tokens)
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
         "model": scenario.model,
+        "misses_from": misses_from,
         "prediction": prediction.to_dict(),
         "interval90_us": list(interval) if interval else None,
         "by_kind": _kinds(timeline),
@@ -51,7 +54,10 @@ def run(args: argparse.Namespace) -> Output:
         "link_bytes": timeline.link_bytes,
         "trace": str(trace) if trace else None,
     }
-    return Output(data, _text(profile, prediction, interval, timeline, scenario.model, trace))
+    opened = opening(profile, prediction, scenario.model, misses_from) + _interval(profile, interval)
+    return Output(
+        data, "\n".join([*opened, "", *_lines(prediction, timeline), *([f"Trace: {trace}"] if trace else [])])
+    )
 
 
 def _interval(profile: Profile, interval: tuple[float, float] | None) -> list[str]:
@@ -75,25 +81,15 @@ def _kinds(timeline: Timeline) -> list[dict[str, object]]:
     ]
 
 
-def _text(
-    profile: Profile,
-    p: Prediction,
-    interval: tuple[float, float] | None,
-    timeline: Timeline,
-    model: str,
-    trace: Path | None,
-) -> str:
-    from sparda.explore.headline import opening, warnings
+def _lines(p: Prediction, timeline: Timeline) -> list[str]:
+    from sparda.explore.headline import warnings
     from sparda.explore.text import columns, percent, wrapped
 
     kinds = sorted(timeline.by_kind().items(), key=lambda item: -item[1].ns)
     where = {span.kind: span.stream for span in timeline.spans}
     step_ns, exposed = timeline.makespan_ns, timeline.exposed_ns
     rows = [[k, where[k], str(t.count), f"{t.ns / 1e3:.0f}", percent(t.ns / step_ns)] for k, t in kinds]
-    lines = [
-        *opening(profile, p, model),
-        *_interval(profile, interval),
-        "",
+    return [
         columns(["kind", "stream", "count", "us", "of step"], rows, left=2),
         "",
         wrapped(
@@ -104,6 +100,3 @@ def _text(
         f"Exposed: main waits {exposed / 1e3:.0f} us ({percent(exposed / step_ns)}) for other streams.",
         *warnings(p),
     ]
-    if trace:
-        lines.append(f"Trace: {trace}")
-    return "\n".join(lines)

@@ -91,15 +91,17 @@ def _winners(args: argparse.Namespace) -> Output:
 
     scenario = scenario_of(args)
     profile = profile_named(scenario.profile)
-    progress = Progress("cells", len(scenario.grid.cells))
+    progress = Progress("cells", len(scenario.cells))
     cells = validate.winners(Predictor.of(profile, scenario), scenario, write_folder_of(args.winners), progress.step)
     progress.close()
     runs = sum(len(c.runs) for c in cells.cells)
     plain = {k: v for k, v in to_plain(cells).items() if k != "schema"}
-    left = len(scenario.grid.cells) - len(cells.cells)
+    left = len(scenario.cells) - len(cells.cells)
+    floors = " or breaks a floor of quality" if scenario.limits.floors else ""
     return Output(
         {**plain, "out": str(args.winners), "left_out": left},
-        f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells do not fit on the GPU.\n"
+        f"Wrote {len(cells.cells)} cells, {runs} runs to {args.winners}; {left} cells are left out: their "
+        f"choice does not fit on the GPU{floors}.\n"
         f"Next, on the machine with the GPU: sparda validate --cells {args.winners} --out FOLDER",
     )
 

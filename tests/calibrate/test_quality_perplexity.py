@@ -24,14 +24,14 @@ START = TOKENS - WINDOW
 @dataclass(frozen=True)
 class FakeCase:
     ids: Tensor
-    answer: slice
+    answers: tuple[tuple[int, int], ...]
     task: str = "needle"
     depth: float = 0.5
     context: int = TOKENS
 
 
 def asked(begin: int, end: int, seed: int = 0, depth: float = 0.5) -> Case:
-    return FakeCase(ids(seed), slice(begin, end), depth=depth)
+    return FakeCase(ids(seed), ((begin, end),), depth=depth)
 
 
 def test_run_means_are_means_of_consecutive_tokens() -> None:
@@ -78,6 +78,13 @@ def test_an_answer_is_found_where_each_of_its_tokens_is_the_likeliest() -> None:
     if likely is not None:
         one = trial(weights(), SPEC, asked(101 + likely, 102 + likely), [], materials(), 20)
         assert one.dense.found
+
+
+def test_of_an_answer_in_pieces_what_stands_between_them_is_given_and_not_asked_for() -> None:
+    read = read_prefix(weights(), ids()[:100])
+    dense = run_window(weights(), SPEC, read, ids()[100:140], lambda view: None)
+    done = trial(weights(), SPEC, FakeCase(ids(), ((130, 132), (135, 136))), [], materials(), 20)
+    assert done.dense.nats == pytest.approx(float(dense.nats[[29, 30, 34]].mean()), abs=1e-4)
 
 
 def test_only_tokens_after_the_dense_prefix_run_under_the_choice() -> None:

@@ -42,13 +42,13 @@ SCOPE = Scope(
 @dataclass(frozen=True)
 class FakeCase:
     ids: Tensor
-    answer: slice
+    answers: tuple[tuple[int, int], ...]
     task: str = "needle"
     depth: float = 0.5
     context: int = TOKENS
 
 
-CASES = [FakeCase(ids(seed), slice(TOKENS - 3, TOKENS)) for seed in (7, 8)]
+CASES = [FakeCase(ids(seed), ((TOKENS - 3, TOKENS),)) for seed in (7, 8)]
 
 
 def measured(out: Path, **given: Any) -> tuple[QualityProfile, list[str]]:

@@ -10,6 +10,7 @@ from sparda.calibrate.store import Row
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import MODELS, SparseSpec
+from sparda.explore import evidence as evidence_module
 from sparda.explore.evidence import evidence
 from sparda.explore.figures import LIVE, Figure
 from sparda.explore.floor import floor_of
@@ -47,6 +48,20 @@ IDS = [
     "handicap.count",
     "handicap.median",
     "handicap.max",
+    "quality.recall.forecast.d1.k16",
+    "quality.recall.forecast.d2.k16",
+    "quality.recall.forecast.d3.k16",
+    "quality.recall.forecast.d4.k16",
+    "quality.recall.infinigen.d1.k16",
+    "quality.recall.previous.k16",
+    "quality.recall.shared.k16",
+    "quality.ppl_increase.forecast.d1.k16",
+    "quality.miss_rate.1x",
+    "quality.miss_rate.2x",
+    "quality.miss_rate.4x",
+    "quality.generator.max_gap",
+    "train.seconds_per_step.8b_64k",
+    "train.peak_gib.8b_64k",
     "machines.measured",
     "machines.datasheet",
     "sim.steps_per_s",
@@ -57,6 +72,12 @@ COUNTED = ("heldout.steps.count", "handicap.count")
 """Figures that are 0 without rows: there is nothing else that they could be."""
 ROWLESS = ("machines.", "sim.")
 """Figures that rest on no row."""
+
+
+@pytest.fixture(autouse=True)
+def no_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No quality profile comes with the package: its figures do not rest on a profile's rows."""
+    monkeypatch.setattr(evidence_module, "shipped_quality", lambda: None)
 
 
 def test_figures_come_from_the_rows(profile: Profile) -> None:

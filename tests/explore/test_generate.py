@@ -182,7 +182,8 @@ def test_a_gguf_file_is_loaded_as_one(loaded: list[dict[str, Any]], capsys: Capt
     words = ["generate", "--checkpoint", "model.gguf", "--policy", "dense", "--max-new", "1", "--token-ids", "1"]
     one_object(capsys, words)
     assert loaded[0]["path"] == Path("model.gguf")
-    assert "a Forecast goes with a checkpoint folder" in mistake(capsys, [*words, "--forecast", "f.pt"])
+    one_object(capsys, [*words, "--forecast", "f.pt"])
+    assert (loaded[1]["forecast"], loaded[1]["lookahead"]) == (Path("f.pt"), 1)
 
 
 @interpreted

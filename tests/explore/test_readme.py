@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from sparda.calibrate.profile import Profile, load_profile
+from sparda.calibrate.quality import load_quality, quality_names
 from sparda.explore.evidence import evidence
+from sparda.explore.evidence_quality import SHIPPED
 from sparda.explore.policies import comparison
-from sparda.explore.readme import evidence_block, policies_block, table_block
+from sparda.explore.readme import evidence_block, policies_block, quality_block, table_block
 from sparda.explore.scenario import default_scenario
 from sparda.explore.table import cta_table
 
@@ -41,6 +43,11 @@ def test_the_table_on_the_front_page_is_what_the_command_prints(shipped: Profile
 
 def test_the_policies_on_the_front_page_are_what_the_command_prints(shipped: Profile) -> None:
     assert block("policies") == policies_block(comparison(shipped), 131072)
+
+
+@pytest.mark.skipif(not quality_names(), reason="no quality profile comes with the package yet")
+def test_the_quality_on_the_front_page_is_what_the_command_prints() -> None:
+    assert block("quality") == quality_block(load_quality(SHIPPED))
 
 
 def test_every_command_on_the_front_page_exists() -> None:

@@ -10,10 +10,11 @@ import pytest
 from sparda.calibrate.profile import Profile
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
+from sparda.explore.front import SPEED_AND_BLOCKS
 from sparda.explore.predict import Prediction, Predictor
 from sparda.explore.scenario import Grid, Limits
 from sparda.explore.space import LEAST_NOISE, Space, enumerate_space, noise_of, pick
-from sparda.explore.study import SPEED_AND_BLOCKS, Finding, run_study, wide_space
+from sparda.explore.study import Finding, run_study, wide_space
 
 AT = Workload(16, 32768, 0.06)
 SPACE = Space(prefetch_ctas=(1, 2, 4, 8, 16, 32), prefetch_warps=(1,), prefetch_stages=(8,), lookahead=(0, 1, 2))

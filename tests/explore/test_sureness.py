@@ -16,10 +16,10 @@ from sparda.engine.config import Config, Workload
 from sparda.engine.policies import make_plan
 from sparda.engine.shapes import MODELS, SparseSpec
 from sparda.explore import cli
-from sparda.explore.exports import table_markdown, table_text
 from sparda.explore.predict import Predictor, interval90_us
 from sparda.explore.scenario import Scenario
 from sparda.explore.table import cta_table
+from sparda.explore.table_text import table_markdown, table_text
 
 SMALL = ["--set", "grid.batch=4,16", "--set", "grid.context_tokens=32768", "--set", "grid.miss_rate=0.06"]
 FEW = ["--set", "grid.prefetch_ctas=1,2,4,16", "--set", "grid.prefetch_warps=1", "--set", "grid.prefetch_stages=8"]

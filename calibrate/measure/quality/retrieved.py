@@ -24,15 +24,16 @@ ALL_DEPTHS = -1.0
 
 
 class Case(Protocol):
-    """A prompt that ends in a question and its answer, which is ``ids[answer]``; the fact lies at ``depth``, 0 to 1.
+    """A prompt that ends in a question and its answer; the fact lies at ``depth``, 0 to 1.
 
-    ``ids``: a row of integers, ``context`` of them.
+    ``ids``: a row of integers, ``context`` of them. ``answers``: of each piece of the answer the first token and the
+    one after the last, in order; what stands between two pieces is given.
     """
 
     @property
     def ids(self) -> Any: ...
     @property
-    def answer(self) -> slice: ...
+    def answers(self) -> Sequence[tuple[int, int]]: ...
     @property
     def task(self) -> str: ...
     @property
@@ -77,19 +78,21 @@ def trial(
     Raises SpardaError where the answer is empty or lies outside the prompt.
     """
     ids = torch.tensor([int(i) for i in case.ids], dtype=torch.int64)
-    begin, end, _ = case.answer.indices(len(ids))
-    if not 2 <= begin < end:
+    positions = [p for begin, end in case.answers for p in range(begin, end)]
+    if not positions or not 2 <= positions[0] <= positions[-1] < len(ids):
+        spans = ", ".join(f"{begin} to {end}" for begin, end in case.answers) or "nowhere"
         raise SpardaError(
-            f"a case of {len(ids)} tokens with its answer at {case.answer.start} to {case.answer.stop}; the answer "
-            "must be inside the prompt, two tokens or more after its beginning."
+            f"a case of {len(ids)} tokens with its answer at {spans}; the answer must be inside the prompt, two tokens "
+            "or more after its beginning."
         )
-    prefix = read_prefix(weights, ids[: max(1, begin - 1 - window)])
+    prefix = read_prefix(weights, ids[: max(1, positions[0] - 1 - window)])
     ours = materials.of_text(prefix.basis, {})
+    # A window's first token is not predicted: what is found of position p stands one before it.
+    asked = torch.tensor(positions, device=weights.embed.device) - prefix.tokens - 1
 
     def answered(choice: Choice | None) -> Answered:
         choose = chooser(choice, ours) if choice else lambda view: None
-        found = run_window(weights, spec, prefix, ids[prefix.tokens : end], choose)
-        asked = slice(begin - prefix.tokens - 1, None)
+        found = run_window(weights, spec, prefix, ids[prefix.tokens : positions[-1] + 1], choose)
         return Answered(choice, bool(found.likeliest[asked].all()), float(found.nats[asked].mean()))
 
     return Trial(case.task, case.context, case.depth, answered(None), tuple(answered(c) for c in choices))

@@ -1,0 +1,70 @@
+"""What training and measuring of quality are given: a model, texts or a token file, a device."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparda.engine.errors import SpardaError
+
+if TYPE_CHECKING:
+    from sparda.calibrate.measure.quality.documents import Document
+    from sparda.engine.weights import Weights
+
+VALUE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def add_inputs(parser: argparse.ArgumentParser, dtype: str) -> None:
+    """--checkpoint, --text or --tokens, --context, --local-blocks, --dtype and --seed."""
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="PATH", help="folder of safetensors, or a .gguf file"
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", type=Path, nargs="+", metavar="FILE", help="UTF-8 texts")
+    source.add_argument("--tokens", type=Path, metavar="FILE", help="a token file, whose documents have roles")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of a sequence (default: 8192, or the model's)")
+    parser.add_argument(
+        "--local-blocks", type=int, default=1, metavar="N", help="forced blocks before a query's own (default: 1)"
+    )
+    parser.add_argument("--dtype", choices=list(VALUE_BYTES), default=dtype, help=f"of the weights (default: {dtype})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides what is drawn (default: 0)")
+
+
+def documents_of(args: argparse.Namespace, role: str) -> tuple[Document, ...]:
+    """The texts, or the token file's documents of that role. Raises SpardaError where there are none."""
+    from sparda.calibrate.measure.quality.documents import read, tokenize
+
+    if args.tokens:
+        found = read(args.tokens).of_role(role)
+        if not found:
+            raise SpardaError(f"{args.tokens} has no document of the role {role!r}; write one, or give --text FILES.")
+        return found
+    from sparda.calibrate.measure.quality.corpus import Text
+    from sparda.engine.tokenizer import tokenizer_of
+
+    texts = [Text(path.stem, role, "text", path) for path in args.text]
+    return tokenize(texts, tokenizer_of(args.checkpoint)).documents
+
+
+def weights_of(args: argparse.Namespace) -> Weights:
+    """The model, on a GPU where there is one."""
+    import torch
+
+    from sparda.engine.checkpoint import load_checkpoint
+    from sparda.engine.gguf_file import load_gguf
+
+    if not args.checkpoint.exists():
+        raise SpardaError(f"--checkpoint {args.checkpoint}: there is no such folder or file; check the path.")
+    load = load_checkpoint if args.checkpoint.is_dir() else load_gguf
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return load(args.checkpoint, device=device, value_bytes=VALUE_BYTES[args.dtype])
+
+
+def context_of(args: argparse.Namespace, weights: Weights) -> int:
+    """Tokens of a sequence. Raises SpardaError for more than the model takes."""
+    most = weights.shape.max_context
+    context = min(8192, most) if args.context is None else args.context
+    if not 64 <= context <= most:
+        raise SpardaError(f"--context {context}; {weights.shape.name} takes 64 to {most} tokens.")
+    return int(context)

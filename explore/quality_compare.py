@@ -1,0 +1,103 @@
+"""Two measured choices beside each other: their difference, and whether it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import hypot, sqrt
+from statistics import stdev
+
+from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall, Retrieval
+from sparda.explore.quality import choices_of
+
+SURE = 2.0
+"""A difference of fewer standard errors is called none."""
+RANGE_OF_NORMAL = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970, 10: 3.078}
+"""Range of so many normal values over their standard deviation, on average (the d2 of control charts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``first`` and ``second`` as measured, and the standard error of first less second; None where it is not known."""
+
+    first: float
+    second: float
+    error: float | None
+
+    @property
+    def value(self) -> float:
+        return self.first - self.second
+
+    @property
+    def told(self) -> bool:
+        """Whether it is more than ``SURE`` standard errors; so it is taken to be where no error is known."""
+        return self.error is None or abs(self.value) > SURE * self.error
+
+
+def main_top_k(profile: QualityProfile) -> int:
+    """The top-k that answers are about: 16 where it was measured, else the middle one; 0 where none was."""
+    known = sorted({c.top_k for c in choices_of(profile)})
+    return 16 if 16 in known or not known else known[len(known) // 2]
+
+
+def choice_of(profile: QualityProfile, selector: str, top_k: int, lookahead: int = 0, heads: int = 0) -> Choice:
+    """The measured choice of a selector; lookahead and heads of 0 stand for the least that was measured."""
+    known = sorted(
+        (c.lookahead, c.heads)
+        for c in choices_of(profile)
+        if (c.selector, c.top_k) == (selector, top_k) and lookahead in (0, c.lookahead) and heads in (0, c.heads)
+    )
+    ahead, count = known[0] if known else (lookahead, heads)
+    return Choice(selector, top_k, ahead, count)
+
+
+def recall_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference | None:
+    """Of two choices in recall; None where one was not measured.
+
+    The error is from the range over documents and takes the two for independent, though both saw the same texts: it is
+    too large rather than too small.
+    """
+    first, second = profile.recall_of(a), profile.recall_of(b)
+    if first is None or second is None:
+        return None
+    count = len(profile.documents)
+    return Difference(first.recall, second.recall, hypot(_range_error(first, count), _range_error(second, count)))
+
+
+def share_difference(
+    profile: QualityProfile, a: Choice, b: Choice, value: Callable[[Recall], float]
+) -> Difference | None:
+    """Of two choices in another value of their recall rows, of which no spread over documents is kept."""
+    first, second = profile.recall_of(a), profile.recall_of(b)
+    return Difference(value(first), value(second), None) if first and second else None
+
+
+def _range_error(row: Recall, count: int) -> float:
+    if count < min(RANGE_OF_NORMAL):
+        return 0.0
+    spread = row.documents.high - row.documents.low
+    return spread / RANGE_OF_NORMAL[min(count, max(RANGE_OF_NORMAL))] / sqrt(count)
+
+
+def nats_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference | None:
+    """Of two choices in nats per token, paired by document; None where one was not measured.
+
+    Without documents in common the errors of both are added up as those of independent measurements.
+    """
+    first, second = profile.perplexity_of(a), profile.perplexity_of(b)
+    if first is None or second is None:
+        return None
+    return Difference(first.nats, second.nats, _paired_error(first, second))
+
+
+def _paired_error(a: Perplexity, b: Perplexity) -> float:
+    both = [a.documents[name] - b.documents[name] for name in a.documents if name in b.documents]
+    if len(both) < 2:
+        return hypot(a.standard_error, b.standard_error)
+    return stdev(both) / sqrt(len(both))
+
+
+def found_difference(row: Retrieval) -> Difference:
+    """Facts found with a choice and with full attention, as shares of the trials, taken for independent draws."""
+    errors = [sqrt(p * (1 - p) / row.trials) if row.trials else 0.0 for p in (row.found, row.dense_found)]
+    return Difference(row.found, row.dense_found, hypot(*errors))

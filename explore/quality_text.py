@@ -1,0 +1,193 @@
+"""A quality profile for a reader: tables of at most 80 columns by selector and top-k, and answers in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparda.calibrate.quality import (
+    SELECTORS,
+    Choice,
+    Dynamics,
+    Perplexity,
+    QualityProfile,
+    Recall,
+    Retrieval,
+    Spread,
+    quality_names,
+)
+from sparda.engine.loader import to_plain
+from sparda.explore.quality_answers import CRITERION, TASKS, answers
+from sparda.explore.quality_compare import main_top_k
+from sparda.explore.text import columns, count, wrapped
+
+MEASURE = "Measure your model with `sparda quality measure --checkpoint DIR --text FILES`."
+NARROW, WIDE, SPREADS = 9, 4, 3
+"""Columns that 80 characters have room for: of bare numbers, of numbers with errors, of those with least and most."""
+
+
+def text_of_quality(q: QualityProfile) -> str:
+    """All of it: what was measured on, recall, mass, perplexity, retrieval, misses, answers."""
+    sections = [_head(q), recall_text(q), *_more(q), perplexity_text(q), *(retrieval_text(q, t) for t in TASKS)]
+    told = [CRITERION, *answers(q)]
+    return "\n\n".join(s for s in [*sections, misses_text(q), "\n".join(map(wrapped, told))] if s)
+
+
+def plain_quality(q: QualityProfile) -> dict[str, object]:
+    """The profile as plain data, with ``answers`` and the ``top_k`` that they are about."""
+    return {"quality": q.name, **to_plain(q), "top_k": main_top_k(q), "answers": answers(q)}
+
+
+def list_text(profiles: Sequence[QualityProfile]) -> str:
+    """The quality profiles that come with the package."""
+    if not profiles:
+        return wrapped(f"No quality profile comes with this package. {MEASURE}")
+    rows = [[q.name, q.model, str(q.context_tokens), str(len(q.documents)), str(len(q.recalls))] for q in profiles]
+    return columns(["quality", "model", "tokens", "documents", "recall rows"], rows, left=2)
+
+
+def default_name() -> str:
+    """The profile that is shown where none is named: the first that comes with the package, if there is any."""
+    return next(iter(quality_names()), "")
+
+
+def by_choice(choices: Sequence[Choice]) -> list[Choice]:
+    """One choice of each selector, lookahead and number of heads, in the order of ``SELECTORS``; its top-k is left."""
+    order = list(SELECTORS)
+    kinds = {(order.index(c.selector), c.lookahead, c.heads): c for c in choices}
+    return [kinds[key] for key in sorted(kinds)]
+
+
+def at_top_k(choice: Choice, top_k: int) -> Choice:
+    """The same choice of so many blocks."""
+    return Choice(choice.selector, top_k, choice.lookahead, choice.heads)
+
+
+def _head(q: QualityProfile) -> str:
+    p = q.spec
+    facts = ", ".join(f"{k} {v}" for k, v in (*q.conditions.items(), *q.training.items()))
+    texts = ", ".join(f"{d.name} ({d.kind}, {d.tokens} tokens)" for d in q.documents)
+    lines = [
+        f"{q.name}: {q.model} at {q.context_tokens} tokens, {q.blocks} blocks of {p.block}, {p.forced} of them always "
+        f"chosen. {count(len(q.documents), 'document')}: {texts or 'none'}.",
+        *([f"Conditions: {facts}."] if facts else []),
+        *([f"Measured: {', '.join(f'{k} {v}' for k, v in q.provenance.items())}."] if q.provenance else []),
+    ]
+    return "\n".join(map(wrapped, lines))
+
+
+def _grid(
+    title: str, choices: Sequence[Choice], top_ks: Sequence[int], cell: Callable[[Choice], str | None], most: int
+) -> str:
+    """A line for each choice and a column for each top-k; one table below the other where it were too wide."""
+    tables = []
+    for start in range(0, len(top_ks), most):
+        here = top_ks[start : start + most]
+        rows = [[c.label, *((cell(at_top_k(c, k)) or "-") for k in here)] for c in by_choice(choices)]
+        tables.append(columns(["top-k", *map(str, here)], rows))
+    return "\n".join([title, *tables]) if tables else ""
+
+
+def recall_text(q: QualityProfile) -> str:
+    """Recall of what ``sparse`` chooses, by choice and top-k."""
+
+    def cell(c: Choice) -> str | None:
+        row = q.recall_of(c)
+        return f"{100 * row.recall:.1f}" if row else None
+
+    choices = [r.choice for r in q.recalls]
+    title = "Recall of the free blocks that sparse chooses, %, by top-k"
+    return _grid(title, choices, sorted({c.top_k for c in choices}), cell, NARROW)
+
+
+def _more(q: QualityProfile) -> list[str]:
+    """Attention mass by top-k; and at one top-k the spreads, and what is recalled of far and of absent blocks."""
+    choices, k = [r.choice for r in q.recalls], main_top_k(q)
+
+    def cell(c: Choice) -> str | None:
+        row = q.recall_of(c)
+        return f"{100 * row.mass:.1f}" if row else None
+
+    mass = _grid(
+        "Attention on the chosen blocks, %, by top-k", choices, sorted({c.top_k for c in choices}), cell, NARROW
+    )
+    rows = [_spreads(r) for c in by_choice(choices) if (r := q.recall_of(at_top_k(c, k)))]
+    headers = ["choice", "recall", "layers", "documents", "far", "absent", "mass", "layers", "outside"]
+    detail = (
+        f"Top-k {k} in detail, %\n{columns(headers, rows)}\n"
+        + wrapped(
+            "layers, documents: least and most over their means. far: recall of blocks more than 15 back; absent: of "
+            "blocks not chosen in the step before. outside: of the attention outside the forced blocks."
+        )
+        if rows
+        else ""
+    )
+    return [mass, detail]
+
+
+def _spreads(r: Recall) -> list[str]:
+    def of(s: Spread) -> str:
+        return f"{100 * s.low:.0f}-{100 * s.high:.0f}"
+
+    shares = [f"{100 * v:.1f}" for v in (r.far, r.absent, r.mass)]
+    own = [r.choice.label, f"{100 * r.recall:.1f}", of(r.layers), of(r.documents)]
+    return [*own, *shares, of(r.mass_layers), f"{100 * r.mass_free:.1f}"]
+
+
+def perplexity_text(q: QualityProfile) -> str:
+    """Nats per token over full attention with their standard errors, by choice and top-k."""
+
+    def cell(c: Choice) -> str | None:
+        row: Perplexity | None = q.perplexity_of(c)
+        return f"{row.nats:.3f} ±{row.standard_error:.3f}" if row else None
+
+    choices = [p.choice for p in q.perplexities]
+    title = "Nats per token over full attention's, with standard errors, by top-k"
+    return _grid(title, choices, sorted({c.top_k for c in choices}), cell, WIDE)
+
+
+def retrieval_text(q: QualityProfile, task: str) -> str:
+    """Facts found, percent of the trials, by choice and context; a table for each top-k."""
+    rows = [r for r in q.retrievals if r.task == task and r.depth < 0]
+    contexts = sorted({r.context_tokens for r in rows})
+    parts = []
+    for k in sorted({r.choice.top_k for r in rows}):
+        here = [r for r in rows if r.choice.top_k == k]
+        known = {(r.choice, r.context_tokens): r for r in here}
+        dense = {r.context_tokens: r.dense_found for r in here}
+        lines = [["full attention", *(f"{100 * dense[c]:.0f}" if c in dense else "-" for c in contexts)]]
+        lines += [
+            [c.label, *(_found(known.get((at_top_k(c, k), t))) for t in contexts)]
+            for c in by_choice([r.choice for r in here])
+        ]
+        parts.append(columns([f"top-k {k}", *map(str, contexts)], lines))
+    trials = sorted({r.trials for r in rows})
+    title = f"Facts found, {task}, % of {' or '.join(map(str, trials))} trials, by tokens of context"
+    return "\n".join([title, *parts]) if parts else ""
+
+
+def _found(row: Retrieval | None) -> str:
+    return f"{100 * row.found:.0f}" if row else "-"
+
+
+def misses_text(q: QualityProfile) -> str:
+    """Misses by resident blocks and top-k, means over layers with the least and the most."""
+    rows = sorted(q.dynamics, key=lambda d: d.top_k)
+    if not rows:
+        return ""
+    title = "Free picks of sparse that are missed in a step, %, by resident blocks and top-k"
+    note = "In brackets the least and the most over layers. reuse: of free picks, chosen in the step before too."
+    tables = [_misses_table(rows[start : start + SPREADS]) for start in range(0, len(rows), SPREADS)]
+    return "\n".join([title, *tables, wrapped(note)])
+
+
+def _misses_table(rows: Sequence[Dynamics]) -> str:
+    lines = []
+    for t in sorted({float(t) for d in rows for t in d.at_top_k}):
+        found = [next((s for key, s in d.at_top_k.items() if float(key) == t), None) for d in rows]
+        lines.append([f"{t:g} x top-k", *(_share(s) for s in found)])
+    lines.append(["reuse", *(_share(d.reuse) for d in rows)])
+    return columns(["resident", *(str(d.top_k) for d in rows)], lines)
+
+
+def _share(s: Spread | None) -> str:
+    return f"{100 * s.mean:.1f} [{100 * s.low:.1f}-{100 * s.high:.1f}]" if s else "-"
