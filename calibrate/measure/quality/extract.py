@@ -13,41 +13,13 @@ from sparda.calibrate.measure.quality.rdata import character_vector
 from sparda.engine.errors import SpardaError
 
 _BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "blockquote",
-        "body",
-        "br",
-        "center",
-        "dd",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "li",
-        "main",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "table",
-        "tr",
-        "ul",
-    ]
+    re.findall(
+        r"\w+",
+        "address article blockquote body br center dd div dl dt fieldset figure footer form h1 h2 h3 h4 h5 h6 header hr li "
+        "main ol p pre section table tr ul",
+    )
 )
-_APART = frozenset(["blockquote", "dl", "h1", "h2", "h3", "h4", "h5", "h6", "ol", "p", "pre", "table", "ul"])
+_APART = frozenset(re.findall(r"\w+", "blockquote dl h1 h2 h3 h4 h5 h6 ol p pre table ul"))
 """Blocks with an empty line before and after them."""
 
 _UNSEEN = frozenset(["script", "style", "head", "nav", "template"])
@@ -55,8 +27,8 @@ _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
 )
 _INFO_NODE = re.compile(r"^\x1f\nFile: [^\n]*\n", re.MULTILINE)
-_INFO_MENU = re.compile(r"^\* Menu:\n[^\x1f]*", re.MULTILINE)
-"""A menu is the last thing of its node."""
+_INFO_MENU = re.compile(r"^\* Menu:\n(?:(?:\*| |\n)[^\n]*\n?)*?(?=\n\S|\x1f|\Z)", re.MULTILINE)
+"""A menu, up to the next line that begins with text. Shipped figures were measured on texts cut so."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -84,7 +56,7 @@ def text_of(path: Path, form: str, *, drop: Collection[str] = (), variable: str 
     if form == "html":
         text = plain(text, drop)
     elif form == "info":
-        text = _INFO_NODE.sub("\n", _INFO_MENU.sub("", text)).replace("\x1f", "")
+        text = _INFO_MENU.sub("", _INFO_NODE.sub("\n", text)).replace("\x1f", "")
     return tidy(text)
 
 
@@ -121,7 +93,7 @@ class _Page(HTMLParser):
             return
         self.verbatim += tag == "pre"
         self._break(tag)
-        if tag in ("td", "th") and not self.parts[-1].endswith(("\n", " ")):
+        if tag in ("td", "th"):
             self.parts.append(" ")
 
     def handle_endtag(self, tag: str) -> None:
