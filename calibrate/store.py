@@ -16,7 +16,7 @@ Value = float | int | str | bool
 
 Key = TypeVar("Key")
 
-KINDS = ("link", "kernel", "corun", "step", "validation", "policy", "residency", "parity", "handicap", "training")
+KINDS = ("link", "kernel", "corun", "step", "validation", "policy", "residency", "parity", "handicap", "training", "trace")
 
 
 @dataclass(frozen=True, slots=True)
