@@ -101,8 +101,8 @@ def test_what_is_left_out_of_a_page_ends_where_its_element_ends() -> None:
 def test_info_loses_its_node_lines_and_menus(tmp_path: Path) -> None:
     (tmp_path / "a.info.gz").write_bytes(
         gzip.compress(
-            b"\x1f\nFile: a.info,  Node: Top\n\n1 Top\n=====\n\nText.\n\n* Menu:\n\n* One::   first\n                one"
-            b"\n\n\x1f\nFile: a.info,  Node: One\n\n1.1 One\n*******\n\nMore.\n"
+            b"\x1f\nFile: a.info,  Node: Top\n\n1 Top\n=====\n\nText.\n\n* Menu:\n\n* One::   first\n"
+            b"                one\n\n\x1f\nFile: a.info,  Node: One\n\n1.1 One\n*******\n\nMore.\n"
         )
     )
     text = text_of(tmp_path / "a.info.gz", "info")

@@ -45,7 +45,7 @@ class Case:
 
     ``ids`` uint32 [context]. Spans are a first token and the one after the last: ``answers`` of what is scored, in the
     order of the chain (a middle that is asked for comes before the number, which is the last tokens of all), and
-    ``facts`` of each fact that the answer takes. ``depth`` is where the first fact was put, from 0 (the beginning) to 1.
+    ``facts`` of each fact that the answer takes. ``depth``: where the first fact was put, from 0 (the beginning) to 1.
     ``filler`` names the document around them.
     """
 
