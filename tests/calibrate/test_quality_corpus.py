@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import struct
 import subprocess
 import tomllib
@@ -173,7 +174,7 @@ def test_a_damaged_r_database_is_named(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_apt_get_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus.shutil, "which", lambda tool: None)
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
     with pytest.raises(SpardaError, match="apt-get is not installed"):
         collect(tmp_path, Manifest((source(),)))
 
@@ -182,8 +183,8 @@ def test_what_apt_get_said_last_is_passed_on(tmp_path: Path, monkeypatch: pytest
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 100, "", "W: old\nE: Unable to locate package books\n")
 
-    monkeypatch.setattr(corpus.shutil, "which", lambda tool: tool)
-    monkeypatch.setattr(corpus.subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(SpardaError, match=r"package books was not fetched \(Unable to locate package books\)"):
         collect(tmp_path, Manifest((source(),)))
 

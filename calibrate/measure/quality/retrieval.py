@@ -192,8 +192,9 @@ def read(path: Path) -> tuple[list[Case], str]:
         if ids.dtype != np.uint32 or ids_sha256(ids) != header["sha256"]:
             raise ValueError("its ids do not have the hash that they were written with")
         for row in header["cases"]:
-            spans = {name: tuple((int(a), int(b)) for a, b in row.pop(name)) for name in ("answers", "facts")}
-            cases.append(Case(**row, **spans, ids=ids[at : at + row["context"]]))
+            for name in ("answers", "facts"):
+                row[name] = tuple((int(a), int(b)) for a, b in row[name])
+            cases.append(Case(**row, ids=ids[at : at + row["context"]]))
             at += row["context"]
         if at != len(ids):
             raise ValueError(f"{len(ids)} ids, where its cases have {at}")
