@@ -16,7 +16,19 @@ Value = float | int | str | bool
 
 Key = TypeVar("Key")
 
-KINDS = ("link", "kernel", "corun", "step", "validation", "policy", "residency", "parity", "handicap", "training", "trace")
+KINDS = (
+    "link",
+    "kernel",
+    "corun",
+    "step",
+    "validation",
+    "policy",
+    "residency",
+    "parity",
+    "handicap",
+    "training",
+    "trace",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _cases(args: argparse.Namespace) -> Sequence[Case]:
         return ()
     from sparda.calibrate.measure.quality.retrieval import read
 
-    return read(args.retrieval)
+    return read(args.retrieval)[0]
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -145,7 +145,9 @@ def read(path: Path) -> Documents:
 def write_arrays(path: Path, header: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]) -> None:
     """A compressed ``.npz`` with a JSON header beside its arrays, written under a temporary name and renamed."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, header=np.frombuffer(json.dumps(header).encode(), np.uint8), **dict(arrays))
+    # Any: numpy's types would have an array be its newer argument allow_pickle.
+    every: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays}
+    np.savez_compressed(buffer, **every)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         try:

@@ -12,23 +12,23 @@ from pathlib import Path
 from sparda.calibrate.measure.quality.rdata import character_vector
 from sparda.engine.errors import SpardaError
 
-_BLOCKS = frozenset(
-    re.findall(
-        r"\w+",
-        "address article blockquote body br center dd div dl dt fieldset figure footer form h1 h2 h3 h4 h5 h6 header hr li "
-        "main ol p pre section table tr ul",
-    )
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_BLOCKS = _words(
+    "address article blockquote body br center dd div dl dt fieldset figure footer form h1 h2 h3 h4 h5 h6 header hr li "
+    "main ol p pre section table tr ul"
 )
-_APART = frozenset(re.findall(r"\w+", "blockquote dl h1 h2 h3 h4 h5 h6 ol p pre table ul"))
+_APART = _words("blockquote dl h1 h2 h3 h4 h5 h6 ol p pre table ul")
 """Blocks with an empty line before and after them."""
 
-_UNSEEN = frozenset(["script", "style", "head", "nav", "template"])
-_VOID = frozenset(
-    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
-)
+_UNSEEN = _words("script style head nav template")
+_VOID = _words("area base br col embed hr img input link meta source track wbr")
 _INFO_NODE = re.compile(r"^\x1f\nFile: [^\n]*\n", re.MULTILINE)
-_INFO_MENU = re.compile(r"^\* Menu:\n(?:(?:\*| |\n)[^\n]*\n?)*?(?=\n\S|\x1f|\Z)", re.MULTILINE)
-"""A menu, up to the next line that begins with text. Shipped figures were measured on texts cut so."""
+_INFO_MENU = re.compile(r"^\* Menu:\n", re.MULTILINE)
+"""The heading of a menu; its entries say what follows, and stay."""
 
 
 def read_bytes(path: Path) -> bytes:

@@ -24,12 +24,13 @@ def character_vector(rdb: Path, name: str) -> list[str]:
     """
     try:
         index = _Reader(gzip.decompress(rdb.with_suffix(".rdx").read_bytes())).value()
-        where = index["variables"][name]
-        start, length = where
+        if not isinstance(index, dict):
+            raise ValueError("its index is no named list")
+        start, length = index["variables"][name]
         # The uncompressed length comes first, as four bytes.
         value = _Reader(zlib.decompress(rdb.read_bytes()[start + 4 : start + length])).value()
     except OSError as error:
-        raise SpardaError(f"{rdb}: cannot be read ({error.strerror}); install the package anew.") from None
+        raise SpardaError(f"{rdb}: cannot be read ({error.strerror or error}); install the package anew.") from None
     except (KeyError, TypeError):
         raise SpardaError(f"{rdb}: holds no variable {name!r}; check the name.") from None
     except (ValueError, EOFError, struct.error, zlib.error) as error:

@@ -45,7 +45,7 @@ class Case:
 
     ``ids`` uint32 [context]. Spans are a first token and the one after the last: ``answers`` of what is scored, in the
     order of the chain (a middle that is asked for comes before the number, which is the last tokens of all), and
-    ``facts`` of each fact that the answer takes. ``depth`` is where the first fact was put, from 0 (the beginning) to 1.
+    ``facts`` of each fact that the answer takes. ``depth``: where the first fact was put, from 0 (the beginning) to 1.
     ``filler`` names the document around them.
     """
 
@@ -192,8 +192,9 @@ def read(path: Path) -> tuple[list[Case], str]:
         if ids.dtype != np.uint32 or ids_sha256(ids) != header["sha256"]:
             raise ValueError("its ids do not have the hash that they were written with")
         for row in header["cases"]:
-            spans = {name: tuple((int(a), int(b)) for a, b in row.pop(name)) for name in ("answers", "facts")}
-            cases.append(Case(**row, **spans, ids=ids[at : at + row["context"]]))
+            for name in ("answers", "facts"):
+                row[name] = tuple((int(a), int(b)) for a, b in row[name])
+            cases.append(Case(**row, ids=ids[at : at + row["context"]]))
             at += row["context"]
         if at != len(ids):
             raise ValueError(f"{len(ids)} ids, where its cases have {at}")

@@ -9,79 +9,20 @@ import numpy as np
 
 from sparda.engine.errors import SpardaError
 
-_PLACES = tuple(
-    [
-        "Oslo",
-        "Paris",
-        "Cairo",
-        "Lima",
-        "Delhi",
-        "Kyoto",
-        "Quebec",
-        "Dublin",
-        "Athens",
-        "Nairobi",
-        "Havana",
-        "Lisbon",
-        "Madrid",
-        "Vienna",
-        "Warsaw",
-        "Geneva",
-        "Boston",
-        "Denver",
-        "Dallas",
-        "Seattle",
-        "Berlin",
-        "London",
-        "Moscow",
-        "Sydney",
-    ]
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_PLACES = _words(
+    "Oslo Paris Cairo Lima Delhi Kyoto Quebec Dublin Athens Nairobi Havana Lisbon Madrid Vienna Warsaw Geneva Boston "
+    "Denver Dallas Seattle Berlin London Moscow Sydney"
 )
-_PEOPLE = tuple(
-    [
-        "Maria",
-        "John",
-        "Peter",
-        "Anna",
-        "David",
-        "Susan",
-        "Robert",
-        "Linda",
-        "James",
-        "Helen",
-        "Thomas",
-        "Karen",
-        "Daniel",
-        "Laura",
-        "Michael",
-        "Emma",
-        "George",
-        "Alice",
-        "Henry",
-        "Julia",
-        "Martin",
-        "Clara",
-        "Simon",
-        "Sarah",
-    ]
+_PEOPLE = _words(
+    "Maria John Peter Anna David Susan Robert Linda James Helen Thomas Karen Daniel Laura Michael Emma George Alice "
+    "Henry Julia Martin Clara Simon Sarah"
 )
-_COLOURS = tuple(
-    [
-        "blue",
-        "red",
-        "green",
-        "white",
-        "black",
-        "yellow",
-        "purple",
-        "orange",
-        "silver",
-        "golden",
-        "brown",
-        "grey",
-        "pink",
-    ]
-)
+_COLOURS = _words("blue red green white black yellow purple orange silver golden brown grey pink")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +88,8 @@ WORDINGS = (
             "The pilot of the {key} ship is {middle}. Remember it. {middle} is the pilot of the {key} ship.",
             _PASSKEY("{middle}"),
         ),
-        f"What is the pass key of the pilot of the {{key}} ship?{_TURN}The pass key of the pilot of the {{key}} ship is",
+        f"What is the pass key of the pilot of the {{key}} ship?{_TURN}"
+        "The pass key of the pilot of the {key} ship is",
         keys=_COLOURS,
         middles=_PEOPLE,
     ),
