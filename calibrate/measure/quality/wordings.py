@@ -53,7 +53,7 @@ class Wording:
 
 
 _TURN = "<|im_end|>\n<|im_start|>assistant\n"
-"""How ChatML lets the model speak: to a model without it, plain text. SmolLM2 finds the key more often with it."""
+"""How ChatML lets the model speak; to a model without it, plain text."""
 
 _PASSKEY = "The pass key of {0} is {{value}}. Remember it. {{value}} is the pass key of {0}.".format
 
