@@ -11,6 +11,7 @@ from sparda.explore.cells import CellVerdict
 from sparda.explore.evidence_model import ModelEvidence
 from sparda.explore.evidence_quality import quality_figures, shipped_quality, training_figures
 from sparda.explore.evidence_steps import compared, parity, steps
+from sparda.explore.evidence_traces import traced
 from sparda.explore.figures import Figure
 from sparda.explore.text import count
 from sparda.explore.validate import FILE, read_cells, verdicts
@@ -87,6 +88,7 @@ def evidence(profile: Profile, seconds: float = 1.0, each: Callable[[], None] = 
         lambda: steps(known),
         lambda: compared(known),
         lambda: parity(known),
+        lambda: traced(known),
         known.held_out,
         known.validated,
         known.handicap,

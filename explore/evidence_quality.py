@@ -17,6 +17,16 @@ RECALLS = {
     "previous": Choice("previous", TOP_K),
     "shared": Choice("shared", TOP_K, 1),
 }
+LOSSES = {
+    "forecast.d1": RECALLS["forecast.d1"],
+    "forecast.d4": RECALLS["forecast.d4"],
+    "infinigen.d1": RECALLS["infinigen.d1"],
+    "previous": RECALLS["previous"],
+    "shared": RECALLS["shared"],
+    "sparse": Choice("sparse", TOP_K),
+    "recency": Choice("recency", TOP_K),
+    "oracle": Choice("oracle", TOP_K),
+}
 SLOTS = (1.0, 2.0, 4.0)
 """Resident slots as multiples of top-k, as ``Dynamics.at_top_k`` counts them."""
 TRAINED = ("minicpm4.1-8b", 65536)
@@ -31,7 +41,8 @@ def shipped_quality() -> QualityProfile | None:
 def quality_figures(quality: QualityProfile | None) -> dict[str, Figure]:
     """Figures of one quality profile; of None each is without a value."""
     figures = {f"quality.recall.{name}.k{TOP_K}": _recall(quality, choice) for name, choice in RECALLS.items()}
-    figures[f"quality.ppl_increase.forecast.d1.k{TOP_K}"] = _perplexity(quality, RECALLS["forecast.d1"])
+    for name, choice in LOSSES.items():
+        figures[f"quality.ppl_increase.{name}.k{TOP_K}"] = _perplexity(quality, choice)
     for times in SLOTS:
         figures[f"quality.miss_rate.{times:g}x"] = _misses(quality, times)
     return {**figures, "quality.generator.max_gap": _generator(quality)}
@@ -40,7 +51,11 @@ def quality_figures(quality: QualityProfile | None) -> dict[str, Figure]:
 def training_figures(known: Rows) -> dict[str, Figure]:
     """What one step of training a Forecast for a large model takes."""
     model, tokens = TRAINED
-    rows = [r for r in known.profile.store.latest("training") if _trains(r, model, tokens)]
+    rows = [
+        r
+        for r in known.profile.store.latest("training")
+        if r.number("tokens") == tokens and known.sessions.get(r.session, {}).get("model") == model
+    ]
     # Several ways of the same step may have been measured: both figures are of the quickest one.
     best = min(rows, key=lambda r: r.values["seconds_per_step"], default=None)
     text = f"one step of training a Forecast: {model}, {tokens} tokens" + (f", {_conditions(best)}" if best else "")
@@ -55,12 +70,8 @@ def training_figures(known: Rows) -> dict[str, Figure]:
     }
 
 
-def _trains(row: Row, model: str, tokens: int) -> bool:
-    return (row.case.get("model"), row.number("tokens")) == (model, tokens) and "seconds_per_step" in row.values
-
-
 def _conditions(row: Row) -> str:
-    return ", ".join(f"{k} {v}" for k, v in sorted(row.case.items()) if k not in ("model", "tokens"))
+    return ", ".join(f"{k} {v}" for k, v in sorted(row.case.items()) if k != "tokens")
 
 
 def _figure(
@@ -73,7 +84,7 @@ def _figure(
     text = (
         f"{what}; {q.model}, blocks of {q.spec.block}, {q.context_tokens} tokens, {count(len(q.documents), 'document')}"
     )
-    measured = ", ".join(str(facts[k]) for k in ("gpu", "utc") if k in facts)
+    measured = ", ".join(str(facts[k]) for k in ("device", "utc") if k in facts)
     return Figure(value, unit, target, higher, 1, text, f"{measured or 'unknown machine'}: {q.name}")
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import ceil
 
-from sparda.calibrate.quality import Choice, Dynamics, QualityProfile, Retrieval
+from sparda.calibrate.quality import Choice, Dynamics, QualityProfile
 from sparda.engine.dynamics.curve import MissCurve
 from sparda.explore.quality_compare import (
     SURE,
     Difference,
     choice_of,
-    found_difference,
     main_top_k,
     nats_difference,
     recall_difference,
     share_difference,
 )
+from sparda.explore.quality_retrieval import retrieval_answers
 from sparda.explore.text import percent
 
 MISSING = "not measured"
@@ -24,11 +24,10 @@ RIVALS = ("untrained", "proxy", "infinigen", "previous", "shared", "early", "rec
 """What the trained Forecast is held against."""
 AHEAD = ("untrained", "proxy", "infinigen", "shared")
 """Those of them that choose layers ahead."""
-TASKS = ("needle", "multihop")
 UNJUDGED = "no standard errors are known"
 CRITERION = (
     f"Differences of less than {SURE:g} standard errors are called none: of recall from its range over documents, of "
-    "nats from differences paired by document, of facts found from the number of trials."
+    "nats from differences paired by document, and of answers by context and depth."
 )
 
 
@@ -42,7 +41,7 @@ def answers(profile: QualityProfile) -> list[str]:
         *_sparse_itself(profile, k),
         _recall_is_not_quality(profile, k),
         *_residents(profile),
-        *_retrieval(profile, k),
+        *retrieval_answers(profile, k),
     ]
 
 
@@ -52,7 +51,9 @@ def _forecast_adds(q: QualityProfile, k: int) -> list[str]:
 
     row, loss = q.recall_of(forecast), q.perplexity_of(forecast)
     points = [(r, recall_difference(q, forecast, r)) for r in rivals]
-    absent = [(r, share_difference(q, forecast, r, lambda x: x.absent)) for r in rivals]
+    # What `previous` chooses was there in the step before: of absent blocks it has none by definition.
+    others = [r for r in rivals if r.selector != "previous"]
+    absent = [(r, share_difference(q, forecast, r, lambda x: x.absent)) for r in others]
     nats = [(r, nats_difference(q, forecast, r)) for r in rivals]
     start = f"The trained Forecast one layer ahead, top-k {k},"
     return [
@@ -99,6 +100,7 @@ def _step(value: str | None, change: str | None, d: int) -> str:
 
 
 def _heads(q: QualityProfile, k: int) -> str:
+    """What more heads add; one is enough where they spare no nats, since recall of a choice is not quality."""
     one = choice_of(q, "forecast", k, 1, 1)
     found = []
     for heads in (2, 4):
@@ -107,10 +109,11 @@ def _heads(q: QualityProfile, k: int) -> str:
         if recall is None and nats is None:
             found.append(f"{heads} heads: {MISSING}")
             continue
-        better = bool((recall and recall.told and recall.value > 0) or (nats and nats.told and nats.value < 0))
-        verdict = "one is not enough" if better else "one is enough"
         told = [_points(recall) + " of recall" if recall else "", _nats(nats) + " in nats" if nats else ""]
-        found.append(f"{heads} heads: {', '.join(t for t in told if t)}, {verdict}")
+        verdict = ""
+        if nats:
+            verdict = ", one is not enough" if nats.told and nats.value < 0 else ", one is enough"
+        found.append(f"{heads} heads: {', '.join(t for t in told if t)}{verdict}")
     return f"Forecast heads per KV head, top-k {k}, against one: {'; '.join(found)}."
 
 
@@ -173,25 +176,3 @@ def halving_ratio(curve: MissCurve) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if curve.at(middle) <= half else (middle, high)
     return high
-
-
-def _retrieval(q: QualityProfile, k: int) -> list[str]:
-    return [_task(q, task, k) for task in TASKS]
-
-
-def _task(q: QualityProfile, task: str, k: int) -> str:
-    """Facts found under each selector, beside full attention, in the longest context measured."""
-    rows = [r for r in q.retrievals if (r.task, r.choice.top_k) == (task, k) and r.depth < 0]
-    if not rows:
-        return f"{task}, top-k {k}: {MISSING}."
-    context = max(r.context_tokens for r in rows)
-    rows = [r for r in rows if r.context_tokens == context]
-    return (
-        f"{task}, {context} tokens, top-k {k}: full attention finds {percent(rows[0].dense_found)} of "
-        f"{rows[0].trials}; {', '.join(map(_found, rows))}."
-    )
-
-
-def _found(row: Retrieval) -> str:
-    d = found_difference(row)
-    return f"{row.choice.label} {percent(row.found)}" + ("" if d.told else " (no difference)")

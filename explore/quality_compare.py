@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import stdev
 
-from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall, Retrieval
+from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall
 from sparda.explore.quality import choices_of
 
 SURE = 2.0
@@ -95,9 +95,3 @@ def _paired_error(a: Perplexity, b: Perplexity) -> float:
     if len(both) < 2:
         return hypot(a.standard_error, b.standard_error)
     return stdev(both) / sqrt(len(both))
-
-
-def found_difference(row: Retrieval) -> Difference:
-    """Facts found with a choice and with full attention, as shares of the trials, taken for independent draws."""
-    errors = [sqrt(p * (1 - p) / row.trials) if row.trials else 0.0 for p in (row.found, row.dense_found)]
-    return Difference(row.found, row.dense_found, hypot(*errors))

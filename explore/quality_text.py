@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from sparda.calibrate.quality import (
     SELECTORS,
@@ -16,8 +16,9 @@ from sparda.calibrate.quality import (
     quality_names,
 )
 from sparda.engine.loader import to_plain
-from sparda.explore.quality_answers import CRITERION, TASKS, answers
+from sparda.explore.quality_answers import CRITERION, answers
 from sparda.explore.quality_compare import main_top_k
+from sparda.explore.quality_retrieval import TASKS
 from sparda.explore.text import columns, count, wrapped
 
 MEASURE = "Measure your model with `sparda quality measure --checkpoint DIR --text FILES`."
@@ -64,15 +65,23 @@ def at_top_k(choice: Choice, top_k: int) -> Choice:
 
 def _head(q: QualityProfile) -> str:
     p = q.spec
-    facts = ", ".join(f"{k} {v}" for k, v in (*q.conditions.items(), *q.training.items()))
-    texts = ", ".join(f"{d.name} ({d.kind}, {d.tokens} tokens)" for d in q.documents)
+    texts = ", ".join(f"{d.name} ({d.kind})" for d in q.documents)
     lines = [
         f"{q.name}: {q.model} at {q.context_tokens} tokens, {q.blocks} blocks of {p.block}, {p.forced} of them always "
         f"chosen. {count(len(q.documents), 'document')}: {texts or 'none'}.",
-        *([f"Conditions: {facts}."] if facts else []),
-        *([f"Measured: {', '.join(f'{k} {v}' for k, v in q.provenance.items())}."] if q.provenance else []),
+        *(_facts(name, facts) for name, facts in _about(q) if facts),
     ]
     return "\n".join(map(wrapped, lines))
+
+
+def _about(q: QualityProfile) -> list[tuple[str, Mapping[str, str | int | float]]]:
+    return [("Conditions", q.conditions), ("Training", q.training), ("Measured", q.provenance)]
+
+
+def _facts(name: str, facts: Mapping[str, str | int | float]) -> str:
+    """Facts in a sentence; what a training was judged at stands in the file, for those who train."""
+    told = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in facts.items() if "judged" not in k)
+    return f"{name}: {', '.join(told)}."
 
 
 def _grid(
@@ -146,27 +155,31 @@ def perplexity_text(q: QualityProfile) -> str:
 
 
 def retrieval_text(q: QualityProfile, task: str) -> str:
-    """Facts found, percent of the trials, by choice and context; a table for each top-k."""
+    """Facts found, percent of the trials, and nats of an answer's token, by choice and context; a table a top-k."""
     rows = [r for r in q.retrievals if r.task == task and r.depth < 0]
     contexts = sorted({r.context_tokens for r in rows})
     parts = []
     for k in sorted({r.choice.top_k for r in rows}):
         here = [r for r in rows if r.choice.top_k == k]
         known = {(r.choice, r.context_tokens): r for r in here}
-        dense = {r.context_tokens: r.dense_found for r in here}
-        lines = [["full attention", *(f"{100 * dense[c]:.0f}" if c in dense else "-" for c in contexts)]]
+        first = {r.context_tokens: r for r in here}
+        dense = [(100 * first[c].dense_found, first[c].dense_nats) for c in contexts if c in first]
+        lines = [["full attention", *(f"{found:.0f} {nats:5.2f}" for found, nats in dense)]]
         lines += [
             [c.label, *(_found(known.get((at_top_k(c, k), t))) for t in contexts)]
             for c in by_choice([r.choice for r in here])
         ]
         parts.append(columns([f"top-k {k}", *map(str, contexts)], lines))
     trials = sorted({r.trials for r in rows})
-    title = f"Facts found, {task}, % of {' or '.join(map(str, trials))} trials, by tokens of context"
-    return "\n".join([title, *parts]) if parts else ""
+    title = (
+        f"{task}: facts found, % of {' or '.join(map(str, trials))} trials, and nats of an answer's token, by tokens "
+        "of context"
+    )
+    return "\n".join([wrapped(title), *parts]) if parts else ""
 
 
 def _found(row: Retrieval | None) -> str:
-    return f"{100 * row.found:.0f}" if row else "-"
+    return f"{100 * row.found:.0f} {row.nats:5.2f}" if row else "-"
 
 
 def misses_text(q: QualityProfile) -> str:

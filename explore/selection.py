@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from pathlib import Path
 
 from sparda.calibrate.quality import QualityProfile, load_quality
 from sparda.engine.config import Config, Workload
+from sparda.engine.dynamics.choices_file import read_choices
 from sparda.engine.dynamics.curve import MissCurve
+from sparda.engine.dynamics.stack import miss_curve
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
 from sparda.explore.quality import tier_between
@@ -18,6 +21,10 @@ RESIDENT_TIMES = (1.0, 1.5, 2.0, 3.0, 4.0)
 
 NEAR = 1.5
 """A curve is taken for a share of the context up to so many times its own, or as many times smaller."""
+
+TRACE = ".choices"
+FILLING = 4
+"""The first of so many parts of a trace, in which slots fill, counts no misses."""
 
 OTHERWISE = ("nosa", "shallow")
 """Policies that fetch and whose choice moves otherwise than that of ``sparse``, which the curves are of."""
@@ -86,8 +93,20 @@ class Selection:
 
 
 def load_selection(name: str) -> Selection:
-    """The selection of that name: a quality profile by name, folder or file.
+    """The selection of that name: a quality profile by name, folder or file, or a selection trace (``.choices``).
 
     Raises SpardaError where there is none, and where it says nothing of how its choice moves.
     """
+    if Path(name).suffix == TRACE:
+        return _of_trace(Path(name))
     return Selection.of(load_quality(name))
+
+
+def _of_trace(path: Path) -> Selection:
+    """The one curve of a recorded or generated trace, once the slots have filled."""
+    choices = read_choices(path)
+    facts = choices.facts
+    spec = SparseSpec(block=facts.block, init_blocks=facts.init_blocks, local_blocks=facts.local_blocks)
+    context = max(facts.context_tokens)
+    curve = miss_curve(choices, skip=choices.steps // FILLING)
+    return Selection(path.name, facts.model, context, spec.blocks(context), ((facts.top_k, curve),))

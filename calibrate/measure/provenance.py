@@ -45,7 +45,7 @@ def _smi() -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
+def commit() -> str:
     """The source's commit; ``SPARDA_COMMIT`` says it where the code was copied without its repository."""
     if given := os.environ.get("SPARDA_COMMIT"):
         return given
@@ -80,7 +80,7 @@ def provenance(seed: int) -> dict[str, object]:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
-        "commit": _commit(),
+        "commit": commit(),
         "seed": seed,
         "utc": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Output:
     profile = measure_quality(
         weights, documents, trained_forecasts(args.forecast, weights.shape) if args.forecast else {},
         scorer[1] if scorer else None, cases, args.out, parts, args.budget, spec=spec, scope=scope,
-        name=args.name or f"{weights.shape.name}.measured",
+        name=args.name or f"{weights.shape.name}.measured", provenance=_provenance(args),
     )  # fmt: skip
     write_quality(args.out / FILE, profile)
     return Output({"out": str(args.out), **plain_quality(profile)}, text_of_quality(profile))
@@ -92,6 +92,16 @@ def _scope(args: argparse.Namespace, weights: Weights, spec: object, layer: int 
         selectors=args.selectors or scope.selectors,
         sharing_layer=min(scope.sharing_layer, weights.shape.layers - 2) if layer is None else layer,
     )
+
+
+def _provenance(args: argparse.Namespace) -> dict[str, str]:
+    """When, by which source, of which weights and how they were trained to choose."""
+    from datetime import UTC, datetime
+
+    from sparda.calibrate.measure.provenance import commit
+
+    found = {"utc": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "checkpoint": args.checkpoint.name}
+    return {**found, "values": args.dtype, **({"forecast": str(args.forecast)} if args.forecast else {})}
 
 
 def _cases(args: argparse.Namespace) -> Sequence[Case]:

@@ -120,7 +120,7 @@ def tiny() -> QualityProfile:
         dynamics=tuple(_dynamics(k) for k in (8, 16, 32)),
         conditions={"generator_max_gap": 0.07},
         training={"steps": 300},
-        provenance={"gpu": "NVIDIA Fake $1", "utc": "2020-01-01T00:00:00Z", "commit": "abc"},
+        provenance={"device": "NVIDIA Fake $1", "utc": "2020-01-01T00:00:00Z", "commit": "abc"},
     )
 
 

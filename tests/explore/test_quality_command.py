@@ -18,7 +18,8 @@ from sparda.engine.dynamics.curve import MissCurve
 from sparda.engine.loader import read
 from sparda.explore import cli
 from sparda.explore.quality_answers import answers, halving_ratio
-from sparda.explore.quality_compare import Difference, found_difference, main_top_k, nats_difference, recall_difference
+from sparda.explore.quality_compare import Difference, main_top_k, nats_difference, recall_difference
+from sparda.explore.quality_retrieval import nats_more
 from sparda.explore.quality_text import text_of_quality
 from sparda.explore.readme import quality_block
 from tests.explore.quality_fakes import DOCUMENTS, NAME, PPL_TOP_KS, RECALL_TOP_KS, RECALLS, tiny, written
@@ -70,17 +71,36 @@ def test_sparse_is_held_to_the_oracle_and_to_recency_and_recall_is_not_called_qu
     assert "every other measured choice costs more nats than sparse" in said(worse)
 
 
-def test_facts_found_are_told_beside_full_attention_in_the_longest_context() -> None:
+def test_what_an_answer_costs_is_told_beside_full_attention_and_beside_a_plain_window() -> None:
     text = said(tiny())
-    assert "needle, 4096 tokens, top-k 16: full attention finds 95.0 % of 40; oracle 90.0 % (no difference)" in text
-    assert "sparse 80.0 %, forecast d=1 75.0 %, recency 20.0 %" in text
-    assert "multihop, 4096 tokens, top-k 16: full attention finds 37.5 % of 24; sparse 25.0 % (no difference)" in text
+    assert "needle, 4096 tokens, top-k 16: a token of the answer costs 0.05 nats with full attention" in text
+    assert "oracle +0.05, sparse +0.15, forecast d=1 +0.20, recency +0.75" in text
+    assert "in 95 % of 40 trials, oracle 90 %, sparse 80 %, forecast d=1 75 %, recency 20 %" in text
+    assert "Against a plain window of the newest blocks, needle: sparse -0.60, forecast d=1 -0.55" in text
+    assert "multihop, 4096 tokens, top-k 16: a token of the answer costs 1.50 nats with full attention" in text
+
+
+def test_differences_of_answers_are_paired_by_context_and_depth() -> None:
+    rows = tuple(
+        replace(r, nats=r.nats + shift, dense_nats=r.dense_nats + shift) if r.depth >= 0 else r
+        for r, shift in zip(tiny().retrievals, [0.0, 3.0, 1.0, 2.0] * 4 + [0.0], strict=True)
+    )
+    sparse, recency = Choice("sparse", 16), Choice("recency", 16)
+    apart = nats_more(replace(tiny(), retrievals=rows), "needle", sparse, recency)
+    assert apart is not None
+    assert apart.value == pytest.approx(-0.6)
+    assert apart.told, "depths differ far more than the choices do, and the same for both"
+    uneven = tuple(replace(r, nats=r.depth * 3) if r.choice == sparse else r for r in rows)
+    apart = nats_more(replace(tiny(), retrievals=uneven), "needle", sparse)
+    assert apart is not None
+    assert not apart.told
+    assert nats_more(tiny(), "needle", Choice("random", 16)) is None
 
 
 def test_what_is_missing_is_said_to_be_not_measured() -> None:
     bare = replace(tiny(), recalls=(), perplexities=(), retrievals=(), dynamics=())
     told = answers(bare)
-    assert len(told) == len(answers(tiny())) - 2
+    assert len(told) == len(answers(tiny())) - 5
     assert all("not measured" in sentence for sentence in told)
     assert text_of_quality(bare)
     assert quality_block(bare) == "Measured on tiny-1b at 8192 tokens, 4 documents"
@@ -109,11 +129,6 @@ def test_differences_of_recall_are_held_to_the_range_over_documents() -> None:
     assert d.told
     assert not Difference(1.0, 1.019, 0.01).told
     assert Difference(1.0, 1.021, 0.01).told
-
-
-def test_facts_found_are_drawn_from_so_many_trials() -> None:
-    row = replace(tiny().retrievals[0], trials=100, found=0.5, dense_found=0.5)
-    assert found_difference(row).error == pytest.approx(0.05 * 2**0.5)
 
 
 def test_the_answers_are_about_16_blocks_or_the_middle_of_what_there_is() -> None:
