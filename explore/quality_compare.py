@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import stdev
 
-from sparda.calibrate.quality import Choice, Perplexity, QualityProfile, Recall
+from sparda.calibrate.quality import SELECTORS, Choice, Perplexity, QualityProfile, Recall
 from sparda.explore.quality import choices_of
 
 SURE = 2.0
@@ -49,6 +49,18 @@ def choice_of(profile: QualityProfile, selector: str, top_k: int, lookahead: int
     )
     ahead, count = known[0] if known else (lookahead, heads)
     return Choice(selector, top_k, ahead, count)
+
+
+def by_choice(choices: Sequence[Choice]) -> list[Choice]:
+    """One choice of each selector, lookahead and number of heads, in the order of ``SELECTORS``; its top-k is left."""
+    order = list(SELECTORS)
+    kinds = {(order.index(c.selector), c.lookahead, c.heads): c for c in choices}
+    return [kinds[key] for key in sorted(kinds)]
+
+
+def at_top_k(choice: Choice, top_k: int) -> Choice:
+    """The same choice of so many blocks."""
+    return Choice(choice.selector, top_k, choice.lookahead, choice.heads)
 
 
 def recall_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference | None:

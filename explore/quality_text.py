@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sparda.calibrate.quality import (
-    SELECTORS,
     Choice,
     Dynamics,
     Perplexity,
@@ -17,8 +16,9 @@ from sparda.calibrate.quality import (
 )
 from sparda.engine.loader import to_plain
 from sparda.explore.quality_answers import CRITERION, answers
-from sparda.explore.quality_compare import main_top_k
+from sparda.explore.quality_compare import at_top_k, by_choice, main_top_k
 from sparda.explore.quality_retrieval import TASKS
+from sparda.explore.quality_summary import summary_text
 from sparda.explore.text import columns, count, wrapped
 
 MEASURE = "Measure your model with `sparda quality measure --checkpoint DIR --text FILES`."
@@ -28,7 +28,14 @@ NARROW, WIDE, SPREADS = 9, 4, 3
 
 def text_of_quality(q: QualityProfile) -> str:
     """All of it: what was measured on, recall, mass, perplexity, retrieval, misses, answers."""
-    sections = [_head(q), recall_text(q), *_more(q), perplexity_text(q), *(retrieval_text(q, t) for t in TASKS)]
+    sections = [
+        _head(q),
+        summary_text(q),
+        recall_text(q),
+        *_more(q),
+        perplexity_text(q),
+        *(retrieval_text(q, t) for t in TASKS),
+    ]
     told = [CRITERION, *answers(q)]
     return "\n\n".join(s for s in [*sections, misses_text(q), "\n".join(map(wrapped, told))] if s)
 
@@ -49,18 +56,6 @@ def list_text(profiles: Sequence[QualityProfile]) -> str:
 def default_name() -> str:
     """The profile that is shown where none is named: the first that comes with the package, if there is any."""
     return next(iter(quality_names()), "")
-
-
-def by_choice(choices: Sequence[Choice]) -> list[Choice]:
-    """One choice of each selector, lookahead and number of heads, in the order of ``SELECTORS``; its top-k is left."""
-    order = list(SELECTORS)
-    kinds = {(order.index(c.selector), c.lookahead, c.heads): c for c in choices}
-    return [kinds[key] for key in sorted(kinds)]
-
-
-def at_top_k(choice: Choice, top_k: int) -> Choice:
-    """The same choice of so many blocks."""
-    return Choice(choice.selector, top_k, choice.lookahead, choice.heads)
 
 
 def _head(q: QualityProfile) -> str:

@@ -9,7 +9,7 @@ from sparda.explore.figures import LIVE, Figure
 from sparda.explore.policies import Comparison
 from sparda.explore.policies_text import grid_text
 from sparda.explore.quality import tier_of
-from sparda.explore.quality_text import perplexity_text, recall_text
+from sparda.explore.quality_summary import summary_text
 from sparda.explore.table import CtaTable
 from sparda.explore.table_text import table_text
 from sparda.explore.text import count
@@ -66,7 +66,7 @@ def policies_block(comparison: Comparison, context_tokens: int) -> str:
 
 
 def quality_block(profile: QualityProfile) -> str:
-    """Recall and perplexity by choice and top-k, as ``sparda quality show`` prints them, and what they are of."""
+    """What choices catch and cost at one top-k, as ``sparda quality show`` begins, and what that is of."""
     tier = tier_of(profile, profile.model, profile.context_tokens)
-    parts = [text for text in (recall_text(profile), perplexity_text(profile)) if text]
+    parts = [text for text in (summary_text(profile),) if text]
     return "\n\n".join([f"{tier[0].upper()}{tier[1:]}, {count(len(profile.documents), 'document')}", *parts])

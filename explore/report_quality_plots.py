@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sparda.calibrate.quality import Choice, QualityProfile
 from sparda.explore.predict import Prediction
-from sparda.explore.quality_compare import main_top_k
-from sparda.explore.quality_text import at_top_k, by_choice
+from sparda.explore.quality_compare import at_top_k, by_choice, main_top_k
 from sparda.explore.report_plots import BLUE, CYCLE, GREEN, GREY, ORANGE, PINK, PURPLE, TEAL, Figure, blank
 from sparda.explore.text import percent
 

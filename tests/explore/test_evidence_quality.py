@@ -58,7 +58,7 @@ def _training(tokens: int, seconds: float, way: str) -> Row:
 def test_the_training_step_is_that_of_the_claimed_model_and_length(profile: Profile) -> None:
     missing = training_figures(Rows(profile))
     assert [f.value for f in missing.values()] == [None, None]
-    profile.store.add_session("s1", {"model": "minicpm4.1-8b"})
+    profile.store.add_session("s1", {"gpu": "NVIDIA Fake $1", "model": "minicpm4.1-8b"})
     profile.store.append(
         "t", [_training(65536, 4.0, "plain"), _training(65536, 2.5, "kernel"), _training(8192, 0.1, "x")]
     )
