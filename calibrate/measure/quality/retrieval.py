@@ -154,7 +154,7 @@ class Maker:
 
 
 PLAN: dict[str, tuple[tuple[int, ...], tuple[float, ...]]] = {
-    "needle": ((1024, 2048, 4096, 8192), (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "needle": ((2048, 4096, 8192), (0.0, 0.25, 0.5, 0.75, 1.0)),
     "multihop": ((2048, 4096, 8192), (0.1, 0.5, 0.9)),
 }
 """Contexts and depths by task. Of two hops the depths leave room on one side or the other for the second fact."""

@@ -40,8 +40,8 @@ class Scope:
     question_tokens: int = 256
     skip_steps: int = 512
     top_ks: tuple[int, ...] = (4, 6, 8, 12, 16, 24, 32, 48, 64)
-    loss_top_ks: tuple[int, ...] = (8, 16, 32, 64)
-    retrieval_top_ks: tuple[int, ...] = (16, 32)
+    loss_top_ks: tuple[int, ...] = (6, 8, 16, 32, 64)
+    retrieval_top_ks: tuple[int, ...] = (16,)
     dynamics_top_ks: tuple[int, ...] = (8, 16, 32)
     trace_top_k: int = 16
     selectors: tuple[str, ...] = tuple(SELECTORS)
