@@ -21,7 +21,8 @@ def trained_forecasts(path: Path, shape: ModelShape) -> dict[tuple[int, int], Fo
     """Forecasts by (lookahead, heads per KV head).
 
     ``path``: the folder of a training, whose students are named by what they are (``d1-h1``); or one Forecast, file or
-    folder, which looks one layer ahead where its name does not say otherwise. Raises SpardaError where there is none, and for one of another model.
+    folder, which looks one layer ahead where its name does not say otherwise. Raises SpardaError where there is none,
+    and for one of another model.
     """
     if not path.exists():
         raise SpardaError(f"{path}: there is no such file or folder; give what `sparda quality train` wrote to.")

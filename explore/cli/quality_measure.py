@@ -87,7 +87,7 @@ def _scope(args: argparse.Namespace, weights: Weights, spec: object, layer: int 
         # A short context has room for none of them: then the largest that it has room for.
         return args.top_k or tuple(k for k in top_ks if least <= k <= most) or (most,)
 
-    trace = possible((scope.trace_top_k, *reversed(scope.top_ks)))
+    trace = possible((scope.trace_top_k, *scope.top_ks))
     return replace(
         scope,
         context_tokens=context,

@@ -126,7 +126,7 @@ def _check_layers(args: argparse.Namespace, shape: ModelShape) -> None:
     last = shape.layers - 1
     ahead, layer = max(args.lookahead), args.scorer_layer
     if ahead > last:
-        raise SpardaError(f"--lookahead {ahead}; {shape.name} has {shape.layers} layers, give at most {last}.")
+        raise SpardaError(f"--lookahead {ahead}; the layers of {shape.name} are {shape.layers}, give at most {last}.")
     if layer is not None and not 0 <= layer < last:
         allowed = f"0 to {last - 1} can" if last else "none can"
         raise SpardaError(f"--scorer-layer {layer}; of the {shape.layers} layers of {shape.name} {allowed} score.")
