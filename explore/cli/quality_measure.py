@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from sparda.calibrate.measure.quality.retrieval import Case
     from sparda.calibrate.measure.quality.scope import Scope
+    from sparda.engine.shapes import ModelShape
     from sparda.engine.weights import Weights
 
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> Output:
     documents, cases = documents_of(args, "eval"), _cases(args)
     weights, spec = weights_of(args), SparseSpec(local_blocks=args.local_blocks)
     check_tokens(documents, weights.shape, args.tokens)
-    check_tokens(cases, weights.shape, args.retrieval)
+    _check_cases(args, cases, weights.shape)
     scorer = trained_scorer(args.forecast, weights.shape) if args.forecast else None
     scope = _scope(args, weights, spec, scorer[0] if scorer else None)
     parts = args.parts or tuple(p for p in PARTS if p != "retrieval" or cases)
@@ -119,6 +120,17 @@ def _cases(args: argparse.Namespace) -> Sequence[Case]:
     from sparda.calibrate.measure.quality.retrieval import read
 
     return read(args.retrieval)[0]
+
+
+def _check_cases(args: argparse.Namespace, cases: Sequence[Case], shape: ModelShape) -> None:
+    """Refuse tasks that the model cannot read, before any time went into the rest. Raises SpardaError."""
+    check_tokens(cases, shape, args.retrieval)
+    longest = max((case.context for case in cases), default=0)
+    if longest > shape.max_context:
+        raise SpardaError(
+            f"{args.retrieval} has tasks of {longest} tokens, and {shape.name} takes {shape.max_context}; make shorter "
+            "ones."
+        )
 
 
 def _words(text: str) -> tuple[str, ...]:
