@@ -1,4 +1,4 @@
-"""``sparda quality measure`` as a user types it, on a tiny model: with what `quality train` wrote, and read by `show`."""
+"""``sparda quality measure`` as a user types it, on a tiny model: alone, after a training, and as `show` reads it."""
 
 from __future__ import annotations
 
