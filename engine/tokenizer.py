@@ -33,8 +33,9 @@ def tokenizer_of(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise SpardaError(f"{file}: there is no such file; give the model's tokenizer.json, or a GGUF file.")
+    package = _package()
     try:
-        return _package().Tokenizer.from_file(str(file))  # type: ignore[no-any-return]
+        return package.Tokenizer.from_file(str(file))  # type: ignore[no-any-return]
     except Exception as error:
         # The package raises bare exceptions for whatever is wrong with the file.
         raise SpardaError(f"{file}: not a tokenizer that can be read ({error}); fetch it anew.") from None

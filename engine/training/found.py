@@ -21,15 +21,16 @@ def trained_forecasts(path: Path, shape: ModelShape) -> dict[tuple[int, int], Fo
     """Forecasts by (lookahead, heads per KV head).
 
     ``path``: the folder of a training, whose students are named by what they are (``d1-h1``); or one Forecast, file or
-    folder, which looks one layer ahead. Raises SpardaError where there is none, and for one of another model.
+    folder, which looks one layer ahead where its name does not say otherwise. Raises SpardaError where there is none,
+    and for one of another model.
     """
     if not path.exists():
         raise SpardaError(f"{path}: there is no such file or folder; give what `sparda quality train` wrote to.")
     names = sorted(f.name for f in path.iterdir() if f.is_dir()) if path.is_dir() else []
     found = {(int(m[1]), int(m[2])): read_forecast(path / m[0]) for n in names if (m := _STUDENT.fullmatch(n))}
     if not found:
-        alone = read_forecast(path)
-        found = {(1, _heads(alone, shape)): alone}
+        alone, own = read_forecast(path), _STUDENT.fullmatch(path.name)
+        found = {(int(own[1]) if own else 1, _heads(alone, shape)): alone}
     for (ahead, heads), forecast in found.items():
         _check(forecast, shape, ahead, heads)
     return found

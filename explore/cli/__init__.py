@@ -23,8 +23,12 @@ With ``--json`` a command prints one JSON object on stdout and nothing else:
   (profile.ErrorBand), ``path``;
 - ``profile``: ``action``; new: as ``measure`` and ``calibrate``, and ``left`` (cases); list: ``profiles``; show: as
   ``calibrate``, and ``envelope`` and ``sessions`` (provenance and rows of each); diff: calibrate.diff.Diff;
-- ``quality``: ``action``; list: ``qualities``; show: ``quality`` (its name), the fields of
-  calibrate.quality.QualityProfile, ``answers`` (sentences) and the ``top_k`` that they are about;
+- ``quality``: ``action``; list: ``qualities`` (``quality``, ``model``, ``context_tokens``, and how many ``documents``,
+  ``recalls``, ``perplexities``, ``retrievals``, ``dynamics``); show: ``quality`` (its name), the fields of
+  calibrate.quality.QualityProfile, ``answers`` (sentences) and the ``top_k`` that they are about; measure: ``out`` and
+  as show; train: ``out``, ``model``, ``steps`` (done), ``sequences``, ``context_tokens``, ``training``
+  (training.config.Training), ``losses`` of the last step by student (nats), ``seconds_per_step`` (null before the
+  second), ``judged`` by student (training.judge.Judgement), ``judged_on`` (sequences);
 - ``generate``: ``generations`` (prompt_tokens, tokens, text, reason), ``config``, ``rows``, ``forecast``, ``decoded``,
   ``seconds``, ``tokens_per_s``, ``misses_per_layer``;
 - ``trace``: ``action``; record: as ``generate``, and ``out``, ``bytes``, ``steps``, ``facts`` (choices.TraceFacts);
@@ -69,7 +73,7 @@ COMMANDS = {
     "explore": "search the configurations for one workload",
     "table": "CTA counts for a grid of workloads, in six formats",
     "policies": "all policies side by side, as measured",
-    "quality": "what choosing blocks costs a model: list and show what was measured",
+    "quality": "what choosing blocks costs a model: list, show, measure; train Forecasts",
     "published": "the paper's figures beside the model's",
     "generate": "decode prompts with a checkpoint (needs a GPU)",
     "trace": "record, show, fit, draw and follow the blocks chosen",
@@ -109,11 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parser().parse_args(words)
         _show(args.command, _run(args), wants_json)
     except SpardaError as e:
-        sentence = " ".join(str(e).split())
-        print(f"sparda: {sentence}", file=sys.stderr)
-        if wants_json:
-            print(json.dumps({"schema": SCHEMA, "command": command, "error": sentence}))
-        return MISTAKE
+        return _mistake(str(e), command, wants_json)
     except KeyboardInterrupt:
         # A terminal has just shown ^C.
         start = "\n" if sys.stderr.isatty() else ""
@@ -123,11 +123,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output left (`sparda table | head`): not an error, and nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as e:
-        print(
-            f"sparda: {e.filename or 'a file'}: {e.strerror or e}; check the path and its permissions.", file=sys.stderr
-        )
-        return MISTAKE
+        sentence = f"{e.filename or 'a file'}: {e.strerror or e}; check the path and its permissions."
+        return _mistake(sentence, command, wants_json)
     return 0
+
+
+def _mistake(sentence: str, command: str, as_json: bool) -> int:
+    """Say what was wrong, on one line; returns the exit code."""
+    line = " ".join(sentence.split())
+    print(f"sparda: {line}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "command": command, "error": line}))
+    return MISTAKE
 
 
 def _check_command(words: Sequence[str]) -> None:

@@ -15,8 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = actions.add_parser("show", help="recall, perplexity, retrieval, misses and answers of one")
     show.add_argument("name", metavar="NAME", nargs="?", help="quality profile by name, folder or file")
     add_json(show)
-    quality_measure.add_arguments(actions.add_parser("measure", help="measure a model on texts (CPU or GPU)"))
-    quality_train.add_arguments(actions.add_parser("train", help="train Forecasts on a frozen model (CPU or GPU)"))
+    described = (
+        ("measure", "measure a model on texts (CPU or GPU)", quality_measure),
+        ("train", "train Forecasts on a frozen model (CPU or GPU)", quality_train),
+    )
+    for name, help_text, module in described:
+        module.add_arguments(actions.add_parser(name, help=help_text, description=module.__doc__))
 
 
 def run(args: argparse.Namespace) -> Output:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparda.engine.errors import SpardaError
 
 if TYPE_CHECKING:
     from sparda.calibrate.measure.quality.documents import Document
+    from sparda.engine.shapes import ModelShape, SparseSpec
     from sparda.engine.weights import Weights
 
 VALUE_BYTES = {"bfloat16": 2, "float32": 4}
+LARGEST = 2**31 - 1
+"""The largest seed: others are made from it by a product that has 63 bits."""
+
+
+class Tokens(Protocol):
+    """A text, or a retrieval task, as token ids [tokens]."""
+
+    @property
+    def ids(self) -> Any: ...
 
 
 def add_inputs(parser: argparse.ArgumentParser, dtype: str) -> None:
@@ -25,10 +36,20 @@ def add_inputs(parser: argparse.ArgumentParser, dtype: str) -> None:
     source.add_argument("--tokens", type=Path, metavar="FILE", help="a token file, whose documents have roles")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of a sequence (default: 8192, or the model's)")
     parser.add_argument(
-        "--local-blocks", type=int, default=1, metavar="N", help="forced blocks before a query's own (default: 1)"
+        "--local-blocks", type=_whole, default=1, metavar="N", help="forced blocks before a query's own (default: 1)"
     )
     parser.add_argument("--dtype", choices=list(VALUE_BYTES), default=dtype, help=f"of the weights (default: {dtype})")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides what is drawn (default: 0)")
+    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="decides what is drawn (default: 0)")
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {LARGEST}")
+    return value
 
 
 def documents_of(args: argparse.Namespace, role: str) -> tuple[Document, ...]:
@@ -68,3 +89,29 @@ def context_of(args: argparse.Namespace, weights: Weights) -> int:
     if not 64 <= context <= most:
         raise SpardaError(f"--context {context}; {weights.shape.name} takes 64 to {most} tokens.")
     return int(context)
+
+
+def check_top_k(given: Sequence[int], spec: SparseSpec, context: int, most: int) -> None:
+    """Refuse a top-k beyond ``most`` blocks, and one that leaves nothing to choose. Raises SpardaError."""
+    least = spec.forced + 1
+    if most < least:
+        raise SpardaError(
+            f"--context {context}: {spec.forced} blocks of {spec.block} tokens are always chosen, and nothing would be "
+            "left to choose; give a longer --context, or fewer --local-blocks."
+        )
+    wrong = [k for k in given if not least <= k <= most]
+    if wrong:
+        raise SpardaError(
+            f"--top-k {wrong[0]}: of the {spec.blocks(context)} blocks of {context} tokens {spec.forced} are always "
+            f"chosen; give {least} to {most}, or a longer --context."
+        )
+
+
+def check_tokens(texts: Iterable[Tokens], shape: ModelShape, file: Path | None) -> None:
+    """Refuse tokens that the model does not have: they are of another tokenizer. Raises SpardaError."""
+    largest = max((int(t.ids.max(initial=0)) for t in texts), default=0)
+    if largest >= shape.vocab:
+        raise SpardaError(
+            f"{file or 'the tokenizer'} has the token {largest}, and {shape.name} has {shape.vocab}, counted from 0; "
+            "give one that was made with this model's tokenizer."
+        )

@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING
 from sparda.calibrate.quality import FILE, SELECTORS
 from sparda.engine.errors import SpardaError
 from sparda.explore.cli.common import Output, add_json, positive, require_engine
-from sparda.explore.cli.quality_inputs import add_inputs, context_of, documents_of, weights_of
+from sparda.explore.cli.quality_inputs import (
+    add_inputs,
+    check_tokens,
+    check_top_k,
+    context_of,
+    documents_of,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sparda.calibrate.measure.quality.retrieval import Case
     from sparda.calibrate.measure.quality.scope import Scope
+    from sparda.engine.shapes import ModelShape
     from sparda.engine.weights import Weights
 
 
@@ -28,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retrieval", type=Path, metavar="FILE", help="retrieval tasks, made for this tokenizer")
     parser.add_argument("--parts", type=_words, default=(), metavar="LIST", help="recall,perplexity,retrieval,dynamics")
     parser.add_argument("--selectors", type=_words, default=(), metavar="LIST", help=f"of {', '.join(SELECTORS)}")
-    parser.add_argument("--top-k", type=_counts, default=(), metavar="LIST", help="blocks chosen (default: 8 to half)")
+    parser.add_argument(
+        "--top-k", type=_counts, default=(), metavar="LIST", help="blocks chosen (default: 4 to 64, up to half of all)"
+    )
     parser.add_argument("--budget", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
     add_json(parser)
 
@@ -43,8 +53,11 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.engine.training.found import trained_forecasts, trained_scorer
     from sparda.explore.quality_text import plain_quality, text_of_quality
 
+    _check_given(args)
     documents, cases = documents_of(args, "eval"), _cases(args)
     weights, spec = weights_of(args), SparseSpec(local_blocks=args.local_blocks)
+    check_tokens(documents, weights.shape, args.tokens)
+    _check_cases(args, cases, weights.shape)
     scorer = trained_scorer(args.forecast, weights.shape) if args.forecast else None
     scope = _scope(args, weights, spec, scorer[0] if scorer else None)
     parts = args.parts or tuple(p for p in PARTS if p != "retrieval" or cases)
@@ -68,14 +81,12 @@ def _scope(args: argparse.Namespace, weights: Weights, spec: object, layer: int 
     context, scope = context_of(args, weights), Scope(seed=args.seed)
     blocks = spec.blocks(context)
 
+    check_top_k(args.top_k, spec, context, blocks // 2)
+    least, most = spec.forced + 1, blocks // 2
+
     def possible(top_ks: Sequence[int]) -> tuple[int, ...]:
-        found = tuple(k for k in args.top_k or top_ks if spec.forced < k <= blocks // 2)
-        if not found:
-            raise SpardaError(
-                f"{context} tokens are {blocks} blocks: top-k {', '.join(map(str, args.top_k or top_ks))}; give "
-                f"{spec.forced + 1} to {blocks // 2}, or a longer --context."
-            )
-        return found
+        # A short context has room for none of them: then the largest that it has room for.
+        return args.top_k or tuple(k for k in top_ks if least <= k <= most) or (most,)
 
     trace = possible((scope.trace_top_k, *scope.top_ks))
     return replace(
@@ -104,6 +115,15 @@ def _provenance(args: argparse.Namespace) -> dict[str, str]:
     return {**found, "values": args.dtype, **({"forecast": str(args.forecast)} if args.forecast else {})}
 
 
+def _check_given(args: argparse.Namespace) -> None:
+    """Refuse to be asked for what nothing was given for: it would be left out. Raises SpardaError."""
+    if "retrieval" in args.parts and not args.retrieval:
+        raise SpardaError("--parts retrieval needs retrieval tasks; give --retrieval FILE.")
+    for name in ("forecast", "shallow"):
+        if name in args.selectors and not args.forecast:
+            raise SpardaError(f"--selectors {name} needs what `sparda quality train` wrote; give --forecast PATH.")
+
+
 def _cases(args: argparse.Namespace) -> Sequence[Case]:
     if not args.retrieval:
         return ()
@@ -112,8 +132,22 @@ def _cases(args: argparse.Namespace) -> Sequence[Case]:
     return read(args.retrieval)[0]
 
 
+def _check_cases(args: argparse.Namespace, cases: Sequence[Case], shape: ModelShape) -> None:
+    """Refuse tasks that the model cannot read, before any time went into the rest. Raises SpardaError."""
+    check_tokens(cases, shape, args.retrieval)
+    longest = max((case.context for case in cases), default=0)
+    if longest > shape.max_context:
+        raise SpardaError(
+            f"{args.retrieval} has tasks of {longest} tokens, and {shape.name} takes {shape.max_context}; make shorter "
+            "ones."
+        )
+
+
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    words = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not words:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return words
 
 
 def _counts(text: str) -> tuple[int, ...]:

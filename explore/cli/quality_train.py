@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparda.engine.errors import SpardaError
-from sparda.explore.cli.common import Output, add_json, require_engine
-from sparda.explore.cli.quality_inputs import add_inputs, context_of, documents_of, weights_of
+from sparda.explore.cli.common import Output, add_json, require_engine, write_folder_of
+from sparda.explore.cli.quality_inputs import (
+    add_inputs,
+    check_tokens,
+    check_top_k,
+    context_of,
+    documents_of,
+    weights_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sparda.calibrate.measure.quality.documents import Document
+    from sparda.engine.shapes import ModelShape
     from sparda.engine.training.trainer import StepLog, Trainer
 
 HELD_OUT = 10
@@ -31,19 +39,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="checkpoints; a training resumes")
     parser.add_argument("--lookahead", type=_numbers, default=(1,), metavar="LIST", help="0 to 4, as 1,2 (default: 1)")
     parser.add_argument(
-        "--heads", type=_numbers, default=(1,), metavar="LIST", help="Forecast heads per KV head: 1,2,4"
+        "--heads", type=_numbers, default=(1,), metavar="LIST", help="Forecast heads per KV head, of 1,2,4 (default: 1)"
     )
-    parser.add_argument("--begin", choices=BEGINNINGS, default=BEGINNINGS[0], help=f"(default: {BEGINNINGS[0]})")
+    parser.add_argument(
+        "--begin", choices=BEGINNINGS, default=BEGINNINGS[0], help=f"rows at first (default: {BEGINNINGS[0]})"
+    )
     parser.add_argument("--scorer-layer", type=int, metavar="N", help="train the scorer of `shallow` in that layer too")
     parser.add_argument("--top-k", type=int, default=t.top_k, metavar="N", help=f"blocks chosen (default: {t.top_k})")
-    parser.add_argument("--steps", type=int, default=t.steps, metavar="N", help=f"(default: {t.steps})")
+    parser.add_argument(
+        "--steps", type=int, default=t.steps, metavar="N", help=f"of the optimizer (default: {t.steps})"
+    )
     parser.add_argument(
         "--batch", type=int, default=t.batch, metavar="N", help=f"sequences a step (default: {t.batch})"
     )
-    parser.add_argument("--learning-rate", type=float, default=t.learning_rate, metavar="X", help="(default: 5e-4)")
-    parser.add_argument("--warmup", type=int, default=t.warmup, metavar="N", help="steps (default: 0)")
-    parser.add_argument("--schedule", choices=SCHEDULES, default=t.schedule, help=f"(default: {t.schedule})")
-    parser.add_argument("--save-every", type=int, default=t.save_every, metavar="N", help="steps (default: 50)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=t.learning_rate, metavar="X", help="at most (default: 5e-4)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=t.warmup, metavar="N", help="steps until the rate is reached (default: 0)"
+    )
+    parser.add_argument(
+        "--schedule", choices=SCHEDULES, default=t.schedule, help=f"of the rate (default: {t.schedule})"
+    )
+    parser.add_argument(
+        "--save-every", type=int, default=t.save_every, metavar="N", help="steps between checkpoints (default: 50)"
+    )
     add_json(parser)
 
 
@@ -61,19 +81,16 @@ def run(args: argparse.Namespace) -> Output:
     from sparda.engine.shapes import SparseSpec
     from sparda.engine.training.judge import judge
     from sparda.engine.training.scorer import ScorerRows
-    from sparda.engine.training.trainer import Trainer
+    from sparda.engine.training.trainer import LOG, Trainer
 
     weights, spec = weights_of(args), SparseSpec(local_blocks=args.local_blocks)
     context = context_of(args, weights)
-    if not spec.forced < args.top_k <= spec.blocks(context):
-        raise SpardaError(
-            f"--top-k {args.top_k}: {spec.forced} blocks are always chosen and {context} tokens have "
-            f"{spec.blocks(context)}; give {spec.forced + 1} to {spec.blocks(context)}."
-        )
+    check_tokens((*train, *held), weights.shape, args.tokens)
+    check_top_k((args.top_k,), spec, context, spec.blocks(context))
     sequences, judged = _sequences(train, held, context)
+    _check_layers(args, weights.shape)
+    write_folder_of(args.out / LOG)
     layer = args.scorer_layer
-    if layer is not None and not 0 <= layer < weights.shape.layers - 1:
-        raise SpardaError(f"--scorer-layer {layer}; of {weights.shape.name} 0 to {weights.shape.layers - 2} can score.")
     scorer = None if layer is None else ScorerRows.begun(weights, spec, layer, args.top_k, args.seed)
     trainer = Trainer(weights, spec, training, students, sequences, args.out, scorer)
     print(_beforehand(trainer, context), file=sys.stderr)
@@ -102,6 +119,17 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,2") from None
+
+
+def _check_layers(args: argparse.Namespace, shape: ModelShape) -> None:
+    """Refuse to look past the last layer, and to score in it. Raises SpardaError."""
+    last = shape.layers - 1
+    ahead, layer = max(args.lookahead), args.scorer_layer
+    if ahead > last:
+        raise SpardaError(f"--lookahead {ahead}; the layers of {shape.name} are {shape.layers}, give at most {last}.")
+    if layer is not None and not 0 <= layer < last:
+        allowed = f"0 to {last - 1} can" if last else "none can"
+        raise SpardaError(f"--scorer-layer {layer}; of the {shape.layers} layers of {shape.name} {allowed} score.")
 
 
 def _documents(args: argparse.Namespace) -> tuple[tuple[Document, ...], tuple[Document, ...]]:

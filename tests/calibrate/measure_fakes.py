@@ -29,6 +29,7 @@ from sparda.kernels.launch import multiprocessors
 from sparda.kernels.prefetch import _check_settings, _check_tensors
 from tests.calibrate.fake_cuda import FakeCuda, Profiler
 from tests.calibrate.path_fakes import install_paths
+from tests.calibrate.training_fakes import install_training
 
 SHAPE = replace(MODELS["minicpm4.1-8b"], name="four layers", layers=4)
 START_US, FLOOR_US, HBM_GB_S = 3.0, 1.5, 4000.0
@@ -214,6 +215,7 @@ def install(patch: pytest.MonkeyPatch) -> Gpu:
     patch.setattr(rivals, "copy_piece", gpu.copy_piece)
     patch.setattr(rivals, "STREAM_VALUES", 8)
     install_paths(patch, gpu)
+    install_training(patch)
     patch.setattr(steptrace, "profile", Profiler(gpu))
     patch.setattr(copies.Lists, "LENGTH", 1 << 13)
     patch.setattr(copies.Lists, "BLOCKS_PER_HEAD", 61)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,12 +31,21 @@ from sparda.engine.training.walk import LayerView, walk
 from sparda.engine.weights import Weights, proxy_rows, random_weights, rope_table
 from sparda.kernels.forecast_loss import forecast_loss_reference
 
+# Threads that wait for one another take longer than what there is to do on tensors this small.
+torch.set_num_threads(1)
+
 SHAPE = ModelShape(
     "tiny", layers=3, d_model=48, heads=6, kv_heads=2, head_dim=16, ffn=64, vocab=97, max_context=512, value_bytes=4
 )
 SPEC = SparseSpec(block=16, kernel=8, stride=4, init_blocks=1, local_blocks=1)
 TRAINING = Training(steps=4, batch=2, learning_rate=3e-3, top_k=6, save_every=2)
 STUDENTS = (Student(1), Student(2, heads=2), Student(0, begin="uniform"))
+
+
+@pytest.fixture(autouse=True)
+def no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here cuts the power: waiting for the disk is most of what a checkpoint takes."""
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
 
 
 @functools.cache
@@ -52,6 +62,14 @@ def sequences(count: int = 3, length: int = 170) -> list[Tensor]:
 def trainer(out: Path | None = None, training: Training = TRAINING, scorer: bool = False) -> Trainer:
     own = ScorerRows.begun(weights(), SPEC, 1, TRAINING.top_k) if scorer else None
     return Trainer(weights(), SPEC, training, STUDENTS, sequences(), out, own)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A training with a scorer that nothing interrupted; its folder is only read."""
+    made = trainer(tmp_path_factory.mktemp("whole"), scorer=True)
+    made.run()
+    return made
 
 
 def views() -> list[LayerView]:
@@ -130,7 +148,7 @@ def test_training_brings_every_students_loss_down() -> None:
 
 def test_the_frozen_model_is_as_it_was() -> None:
     before = [w.fused.clone() for w in weights().layers]
-    trainer().run()
+    trainer(training=replace(TRAINING, steps=1)).run()
     assert all(torch.equal(a, w.fused) for a, w in zip(before, weights().layers, strict=True))
 
 
@@ -139,10 +157,7 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("killed_at", [1, 2, 3])
-def test_a_killed_training_ends_as_if_it_had_not_been_killed(tmp_path: Path, killed_at: int) -> None:
-    whole = trainer(tmp_path / "whole", scorer=True)
-    whole.run()
-
+def test_a_killed_training_ends_as_if_it_had_not_been_killed(tmp_path: Path, whole: Trainer, killed_at: int) -> None:
     def kill(log: StepLog) -> None:
         if log.step == killed_at:
             raise KilledError
@@ -185,16 +200,15 @@ def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(f.name for f in (tmp_path / "d1-h1").iterdir()) == ["ckpt-5.pt", "ckpt-6.pt"]
 
 
-def test_a_checkpoint_is_a_forecast_in_the_public_form(tmp_path: Path) -> None:
-    work = trainer(tmp_path)
-    work.run()
-    forecast = read_forecast(tmp_path / "d1-h1")
+def test_a_checkpoint_is_a_forecast_in_the_public_form(whole: Trainer) -> None:
+    assert whole.out is not None
+    forecast = read_forecast(whole.out / "d1-h1")
     forecast.check_fits(SHAPE, 1)
     assert forecast.step == 4
-    assert torch.equal(forecast.rows["forecast"][1], work.rows[0].forecast[1])
+    assert torch.equal(forecast.rows["forecast"][1], whole.rows[0].forecast[1])
     # Two heads per KV head are no Forecast that the engine decodes with.
     with pytest.raises(SpardaError, match="that are not"):
-        read_forecast(tmp_path / "d2-h2").check_fits(SHAPE, 2)
+        read_forecast(whole.out / "d2-h2").check_fits(SHAPE, 2)
 
 
 def test_the_first_layers_choose_for_themselves() -> None:
@@ -240,7 +254,7 @@ def test_the_rate_rises_in_a_line_then_stays_or_falls() -> None:
 
 
 def test_training_raises_the_recall_of_its_teachers_blocks() -> None:
-    work = trainer(training=replace(TRAINING, steps=25, learning_rate=1e-2))
+    work = trainer(training=replace(TRAINING, steps=15, learning_rate=1e-2))
     before = judge(weights(), SPEC, 6, [ForecastRows.begun(weights(), s) for s in STUDENTS], sequences())
     work.run()
     after = judge(weights(), SPEC, 6, work.rows, sequences())
@@ -264,29 +278,30 @@ def test_a_forecast_that_is_its_teacher_catches_every_block() -> None:
     assert bool(recall[:, :64].isnan().any())
 
 
-def test_what_a_training_left_is_found_by_lookahead_and_heads(tmp_path: Path) -> None:
-    work = trainer(tmp_path, scorer=True)
-    work.run()
-    found = trained_forecasts(tmp_path, SHAPE)
+def test_what_a_training_left_is_found_by_lookahead_and_heads(whole: Trainer) -> None:
+    assert whole.out is not None
+    found = trained_forecasts(whole.out, SHAPE)
     # Students that began otherwise are for comparing, not for choosing.
     assert sorted(found) == [(1, 1), (2, 2)]
-    assert torch.equal(found[2, 2].rows["forecast"][0], work.rows[1].forecast[0])
-    layer, scorer = trained_scorer(tmp_path, SHAPE) or (0, None)
-    assert work.scorer is not None
+    assert torch.equal(found[2, 2].rows["forecast"][0], whole.rows[1].forecast[0])
+    layer, scorer = trained_scorer(whole.out, SHAPE) or (0, None)
+    assert whole.scorer is not None
     assert scorer is not None
     assert layer == 1
-    assert torch.equal(scorer.hidden, work.scorer.hidden)
+    assert torch.equal(scorer.hidden, whole.scorer.hidden)
 
 
-def test_one_forecast_looks_one_layer_ahead_and_its_heads_are_counted(tmp_path: Path) -> None:
-    trainer(tmp_path).run()
+def test_one_forecast_looks_as_far_ahead_as_its_name_says_and_its_heads_are_counted(tmp_path: Path) -> None:
+    trainer(tmp_path, replace(TRAINING, steps=1)).run()
     assert list(trained_forecasts(tmp_path / "d1-h1", SHAPE)) == [(1, 1)]
+    assert list(trained_forecasts(tmp_path / "d2-h2", SHAPE)) == [(2, 2)]
+    assert list(trained_forecasts(tmp_path / "d1-h1" / "ckpt-1.pt", SHAPE)) == [(1, 1)]
     assert trained_scorer(tmp_path, SHAPE) is None
 
 
-def test_a_forecast_of_another_model_and_a_folder_of_none_are_named(tmp_path: Path) -> None:
-    trainer(tmp_path).run()
+def test_a_forecast_of_another_model_and_a_folder_of_none_are_named(tmp_path: Path, whole: Trainer) -> None:
+    assert whole.out is not None
     with pytest.raises(SpardaError, match="trained on this model"):
-        trained_forecasts(tmp_path, replace(SHAPE, layers=4))
+        trained_forecasts(whole.out, replace(SHAPE, layers=4))
     with pytest.raises(SpardaError, match="no such file or folder"):
         trained_forecasts(tmp_path / "nowhere", SHAPE)

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from sparda.calibrate.quality import Spread
 from sparda.engine.config import POLICIES, Config, Workload
+from sparda.engine.dynamics.choices_file import write_choices
+from sparda.engine.dynamics.stack import miss_curve
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
 from sparda.explore.quality import NO_LOSS, UNKNOWN, Quality, QualityLookup, broken_by, tier_of
 from sparda.explore.scenario import Limits, Scenario, load_scenario
-from sparda.explore.selection import Selection
+from sparda.explore.selection import Selection, load_selection
+from tests.engine.made_choices import drifting
 from tests.explore.quality_fakes import CURVE, MODEL, NATS, RECALLS, nats_of, recall_of, tiny
 
 AT = Workload(16, 131072)
@@ -198,3 +201,14 @@ def test_a_selection_leaves_one_cell_for_each_context_and_batch() -> None:
     cells = [(w.context_tokens, w.batch) for w in scenario.cells]
     assert len(set(cells)) == len(cells) == len(scenario.grid.cells) / 3
     assert len(Scenario().cells) == len(scenario.grid.cells)
+
+
+def test_a_trace_may_say_what_is_missed(tmp_path: Path) -> None:
+    choices = drifting(64)
+    write_choices(tmp_path / "a.choices", choices)
+    found = load_selection(str(tmp_path / "a.choices"))
+    top_k = choices.facts.top_k
+    assert found.curves == ((top_k, miss_curve(choices, skip=16)),)
+    assert "not a measurement of" in found.tier("another", 131072)
+    with pytest.raises(SpardaError, match="nowhere"):
+        load_selection("nowhere.choices")

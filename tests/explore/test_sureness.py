@@ -123,7 +123,8 @@ def test_explore_and_report_by_datasheet_say_that_the_error_is_unknown(capsys: C
 
 def test_evidence_of_a_machine_by_datasheet_holds_nothing_of_another_gpu(capsys: Capture) -> None:
     figures = one_object(capsys, "evidence", "--profile", "h100-sxm.datasheet", "--seconds", "0.01")["figures"]
-    assert not any(f["rows"] for f in figures.values())
+    # What choices cost a model is no GPU's.
+    assert not any(f["rows"] for name, f in figures.items() if not name.startswith("quality."))
     assert figures["heldout.steps.median"]["value"] is None
 
 

@@ -162,6 +162,10 @@ def write_arrays(path: Path, header: Mapping[str, object], arrays: Mapping[str, 
 def read_arrays(path: Path, names: Sequence[str], schema: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """What ``write_arrays`` wrote. Raises SpardaError for a file that is missing, damaged or of another schema."""
     try:
+        with path.open("rb") as raw:
+            # What numpy says of a file that is no archive is advice to load it unsafely.
+            if not zipfile.is_zipfile(raw):
+                raise ValueError("it is no .npz archive")
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(bytes(file["header"]))
             found = header.get("schema")
