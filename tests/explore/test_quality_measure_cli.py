@@ -15,9 +15,12 @@ pytest.importorskip("triton", reason="the engine's kernels need triton")
 
 from sparda.calibrate.measure.quality import retrieval
 from sparda.calibrate.quality import FILE, SELECTORS, load_quality
+from sparda.engine.checkpoint import write_checkpoint
+from sparda.engine.weights import random_weights
 from sparda.explore import cli
 from tests.explore.tiny_checkpoint import (
     MISTAKES,
+    SHAPE,
     Capture,
     document,
     mistake,
@@ -144,6 +147,14 @@ def test_a_forecast_of_another_model_is_refused(here: Path, capsys: Capture) -> 
 def test_another_measurement_is_not_gone_on_with(capsys: Capture) -> None:
     printed(capsys, FEW)
     assert "give another folder, or delete this one to measure anew" in mistake(capsys, options(FEW, seed=1))
+
+
+def test_a_model_whose_losses_are_no_numbers_is_not_measured(here: Path, capsys: Capture) -> None:
+    whole = random_weights(SHAPE, "cpu", seed=1)
+    whole.embed.fill_(float("nan"))
+    write_checkpoint(here / "broken", whole)
+    assert cli.main(options(MEASURE, checkpoint="broken")) == 2
+    assert "broken computes values that are no numbers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("triton", reason="the engine's kernels need triton")
 
+from sparda.engine.checkpoint import write_checkpoint
 from sparda.engine.forecast_file import read_forecast
+from sparda.engine.weights import random_weights
 from sparda.explore import cli
-from tests.explore.tiny_checkpoint import MISTAKES, Capture, mistake, one_object, options, printed, write_model
+from tests.explore.tiny_checkpoint import MISTAKES, SHAPE, Capture, mistake, one_object, options, printed, write_model
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -110,6 +112,20 @@ def test_a_text_that_is_empty_or_no_text_is_refused(here: Path, capsys: Capture)
     assert "no text has 256 tokens, the longest 0" in mistake(capsys, options(words, text="empty.txt"))
     assert "bytes.txt: cannot be read as UTF-8" in mistake(capsys, options(words, text="bytes.txt"))
     assert "nowhere.txt: cannot be read" in mistake(capsys, options(words, text="nowhere.txt"))
+
+
+def test_a_tokenizer_of_another_model_is_refused(here: Path, capsys: Capture) -> None:
+    words = texts(here)
+    (here / "model" / "tokenizer.json").write_bytes((here / "reader" / "tokenizer.json").read_bytes())
+    assert "the tokenizer has the token 2" in mistake(capsys, options(words, checkpoint="model"))
+
+
+def test_a_model_whose_losses_are_no_numbers_is_not_trained_on(here: Path, capsys: Capture) -> None:
+    whole = random_weights(SHAPE, "cpu", seed=1)
+    whole.embed.fill_(float("nan"))
+    write_checkpoint(here / "broken", whole)
+    assert cli.main(options(TRAIN, checkpoint="broken")) == 2
+    assert "step 1: the loss of d1-h1 is no number any more" in capsys.readouterr().err
 
 
 def test_texts_need_a_tokenizer(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
