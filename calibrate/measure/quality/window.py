@@ -64,7 +64,7 @@ def read_prefix(weights: Weights, ids: Tensor, *, chunk: int = 1024) -> Prefix:
         # What is no number in an early layer is none in the last.
         if not bool(read.keys[-1].isfinite().all()):
             raise SpardaError(
-                f"{s.name} computes values that are no numbers; give a whole checkpoint, or a wider type for its weights."
+                f"{s.name} computes values that are no numbers; give a whole checkpoint, or a wider type of values."
             )
         queries = read.queries.unflatten(1, (s.kv_heads, s.group))
         count = queries.shape[3]
