@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from sparda.engine.dynamics.curve import MissCurve
+from sparda.engine.dynamics.overlap import Spread as Spread
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_json, to_plain, write_json
 from sparda.engine.shapes import SparseSpec
@@ -35,16 +36,6 @@ SELECTORS: dict[str, str] = {
 """Ways of choosing blocks, in the order in which they are shown."""
 
 CONTROLS = ("recency", "distance", "random", "forced")
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A mean and what it is the mean of: the least, the middle and the most over layers or documents."""
-
-    mean: float
-    low: float
-    median: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,21 @@ def write_json(path: str | Path, obj: object) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write ``text`` under a temporary name in the same folder, then rename: readers see all of it or none."""
+    """Write ``text`` as UTF-8, whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write ``data`` under a temporary name in the same folder, then rename: readers see all of it or none.
+
+    Raises SpardaError where the system refuses.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         try:
-            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with open(temporary, "xb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)

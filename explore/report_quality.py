@@ -101,6 +101,6 @@ def _curves(q: QualityProfile) -> Html:
         panels.append(figure(plot(plots.misses(q), "misses"), "Misses by resident blocks", text))
     depths = plots.depths(q)
     if depths is not None:
-        text = f"Share of trials by where the fact lies, top-k {main_top_k(q)}, the longest context."
-        panels.append(figure(plot(depths, "needle"), "Needles found by depth", text))
-    return tag("div", *panels, class_="pair")
+        text = f"Nats of an answer's token by where the fact lies, top-k {main_top_k(q)}, the mean over contexts."
+        panels.append(figure(plot(depths, "needle"), "What a needle costs", text))
+    return tag("div", *panels, class_="pair panels")

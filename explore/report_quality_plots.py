@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from sparda.calibrate.quality import Choice, QualityProfile
 from sparda.explore.predict import Prediction
@@ -84,7 +85,7 @@ def misses(q: QualityProfile) -> Figure:
         figure.add_scatter(
             x=[round(r, 4) for r, _ in points],
             y=[round(100 * m, 4) for _, m in points],
-            mode="lines+markers",
+            mode="lines",
             line={"color": colour, "width": 2},
             hovertemplate="%{x} times: %{y} % missed<extra>top-k " + str(d.top_k) + "</extra>",
             name=f"top-k {d.top_k}",
@@ -94,33 +95,28 @@ def misses(q: QualityProfile) -> Figure:
 
 
 def depths(q: QualityProfile) -> Figure | None:
-    """Facts found by where they lie, in the longest context; None where that was not measured."""
+    """Nats of an answer's token by where the fact lies, means over contexts; None where that was not measured."""
     k = main_top_k(q)
     rows = [r for r in q.retrievals if (r.task, r.choice.top_k) == ("needle", k) and r.depth >= 0]
     if not rows:
         return None
-    longest = max(r.context_tokens for r in rows)
-    rows = [r for r in rows if r.context_tokens == longest]
     figure = blank(340, **SMALL)
-    dense = {r.depth: r.dense_found for r in sorted(rows, key=lambda r: r.depth)}
-    figure.add_scatter(
-        x=list(dense),
-        y=[100 * v for v in dense.values()],
-        mode="lines",
-        line={"color": GREY, "dash": "dot"},
-        name="full attention",
-    )
+    places = sorted({r.depth for r in rows})
+    dense = [fmean(r.dense_nats for r in rows if r.depth == depth) for depth in places]
+    line = {"color": GREY, "dash": "dot"}
+    figure.add_scatter(x=places, y=[round(v, 4) for v in dense], mode="lines", line=line, name="full attention")
     for c in _drawn([r.choice for r in rows]):
-        own = sorted((r for r in rows if r.choice == at_top_k(c, k)), key=lambda r: r.depth)
+        own = [r for r in rows if r.choice == at_top_k(c, k)]
+        at = [(d, fmean(r.nats for r in own if r.depth == d)) for d in places if any(r.depth == d for r in own)]
         figure.add_scatter(
-            x=[r.depth for r in own],
-            y=[100 * r.found for r in own],
+            x=[depth for depth, _ in at],
+            y=[round(nats, 4) for _, nats in at],
             mode="lines+markers",
             line=_line(c),
             name=c.label,
         )
     figure.update_xaxes(title={"text": "where the fact lies, share of the context"}, range=[-0.05, 1.05])
-    return figure.update_yaxes(title={"text": "found, %"}, range=[-5, 105])
+    return figure.update_yaxes(title={"text": "nats of an answer's token"}, rangemode="tozero")
 
 
 def trade(points: Sequence[Prediction], answer: Prediction) -> Figure:

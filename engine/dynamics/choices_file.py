@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import os
-import secrets
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ import numpy as np
 from sparda.engine.dynamics.choices import Choices, TraceFacts
 from sparda.engine.dynamics.choices_code import PLANES, Plane, decode, encode
 from sparda.engine.errors import SpardaError
-from sparda.engine.loader import read, to_plain
+from sparda.engine.loader import read, to_plain, write_bytes
 
 MAGIC = b"sparda choices\n"
 VERSION = 1
@@ -55,21 +53,7 @@ class Header:
 def write_choices(path: str | Path, choices: Choices) -> int:
     """Write a file, whole or not at all; returns its bytes. Raises SpardaError where it cannot be written."""
     data = pack(choices)
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        try:
-            with open(temporary, "xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise SpardaError(
-            f"{target}: cannot be written ({error.strerror}); give a path in an existing folder that you may write to."
-        ) from None
+    write_bytes(path, data)
     return len(data)
 
 

@@ -18,7 +18,7 @@ LAGS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A share by layer: the mean of all, and the lowest, middle and highest layer's."""
+    """A mean and what it is the mean of: the least, the middle and the most over layers or documents."""
 
     mean: float
     low: float

@@ -3,7 +3,7 @@
 With ``--json`` a command prints one JSON object on stdout and nothing else:
 
 - always ``schema`` (1) and ``command``; after a user's mistake ``error``, the sentence that went to stderr;
-- ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``;
+- ``doctor``: ``checks`` (name, state, found, hint), ``can_simulate``, ``can_measure``, ``can_train``;
 - ``machines``: ``name``, ``machines`` (machines.Entry);
 - ``simulate``: ``prediction`` (predict.Prediction, see below), ``misses_from``, ``interval90_us`` (low and high, or
   null), ``by_kind``, ``busy_us``, ``exposed_us``, ``link_busy_us``, ``link_bytes``, ``trace``;

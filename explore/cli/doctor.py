@@ -14,21 +14,25 @@ from pathlib import Path
 from sparda.explore.cli.common import Output, add_json
 from sparda.explore.text import GIB, columns, wrapped
 
-NEED_GPU = "measure, validate, profile new, generate"
+NEED_GPU = "measure, validate, profile new, generate, trace record, trace run"
+NEED_ENGINE = "quality measure, quality train"
+"""Those that a CPU does too, more slowly."""
+
 PACKAGES = (
     ("numpy", "every command", "pip install sparda"),
     ("scipy", "calibrate", "pip install sparda"),
     ("simpy", "simulate, explain, explore, table", "pip install sparda"),
     ("optuna", "explore --trials", "pip install sparda"),
     ("plotly", "report, demo", "pip install sparda"),
-    ("torch", NEED_GPU, "pip install 'sparda[engine]'"),
-    ("triton", NEED_GPU, "pip install 'sparda[engine]'"),
+    ("torch", f"{NEED_GPU}, {NEED_ENGINE}", "pip install 'sparda[engine]'"),
+    ("triton", f"{NEED_GPU}, {NEED_ENGINE}", "pip install 'sparda[engine]'"),
+    ("tokenizers", "generate --prompt, quality measure --text", "pip install 'sparda[tokenizer]'"),
 )
 NO_GPU_CHECKS = ("numpy", "scipy", "simpy", "optuna", "plotly", "profiles")
 QUERY = "name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
 NEED_NO_GPU = (
     "machines, simulate, explain, explore, table, policies, published, report, demo, evidence, calibrate, "
-    "profile diff, validate --verdicts"
+    "profile diff, quality show, trace show, validate --verdicts"
 )
 NO_GPU_HINT = f"only {NEED_GPU} need one: run them on a machine with an NVIDIA GPU, driver and torch for CUDA"
 
@@ -58,17 +62,19 @@ def run(args: argparse.Namespace) -> Output:
         _profiles(),
     ]
     gpu = all(c.state == "ok" for c in checks if c.name in ("torch", "triton") or c.name.startswith("gpu"))
+    # A torch without CUDA is a warning, and enough.
+    engine = all(c.state != "missing" for c in checks if c.name in ("torch", "triton"))
     simulator = all(c.state == "ok" for c in checks if c.name in NO_GPU_CHECKS)
     lines = [columns(["", "state", "found"], [[c.name, c.state, c.found] for c in checks], left=3)]
     lines += [wrapped(f"{c.name}: {c.hint}", "  ") for c in checks if c.hint and c.state != "ok"]
     lines.append("")
     lines.append(wrapped(f"Ready: {NEED_NO_GPU}." if simulator else f"Not ready: {NEED_NO_GPU}."))
-    lines.append(f"Ready: {NEED_GPU}." if gpu else f"Not ready: {NEED_GPU} (they need a GPU).")
+    lines.append(wrapped(f"Ready: {NEED_GPU}." if gpu else f"Not ready: {NEED_GPU} (they need a GPU)."))
+    lines.append(f"Ready: {NEED_ENGINE}." if engine else f"Not ready: {NEED_ENGINE} (they need torch and triton).")
     if simulator:
         lines.append("Next: sparda table, or sparda demo --report report.html")
-    return Output(
-        {"checks": [asdict(c) for c in checks], "can_simulate": simulator, "can_measure": gpu}, "\n".join(lines)
-    )
+    data = {"checks": [asdict(c) for c in checks], "can_simulate": simulator, "can_measure": gpu, "can_train": engine}
+    return Output(data, "\n".join(lines))
 
 
 def _package(wanted: tuple[str, str, str]) -> Check:
@@ -81,7 +87,7 @@ def _package(wanted: tuple[str, str, str]) -> Check:
         found = "unknown version"
     if name == "torch" and found.endswith("+cpu"):
         return Check(
-            name, "warning", found, "built without CUDA, enough for the tests; to measure install a CUDA build"
+            name, "warning", found, "built without CUDA, enough for quality; to measure a GPU install a CUDA build"
         )
     return Check(name, "ok", found)
 

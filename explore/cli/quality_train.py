@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -178,13 +179,22 @@ def _seconds(log: list[StepLog]) -> float | None:
 
 
 class _Progress:
-    """A line on a terminal, and how long it will take once two steps have shown it, terminal or not."""
+    """A line on a terminal, and how long it will take once two steps have shown it, terminal or not.
+
+    Raises SpardaError where a loss is no number any more: no further step would mend it.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.first = trainer, trainer.step
 
     def step(self, done: StepLog) -> None:
         left = self.trainer.training.steps - done.step
+        lost = [name for name, loss in done.losses.items() if not math.isfinite(loss)]
+        if lost:
+            raise SpardaError(
+                f"step {done.step}: the loss of {lost[0]} is no number any more; give a lower --learning-rate, "
+                "--dtype float32 or a whole --checkpoint, and a new --out."
+            )
         if done.step == self.first + 2 and left:
             print(f"{done.seconds:.2f} s a step, about {left * done.seconds:.0f} s more", file=sys.stderr)
         if sys.stderr.isatty():

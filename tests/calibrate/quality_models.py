@@ -23,6 +23,8 @@ SHAPE = ModelShape(
 )  # fmt: skip
 SPEC = SparseSpec(block=8, kernel=4, stride=2, init_blocks=1, local_blocks=1)
 TOKENS, WINDOW = 150, 37
+AHEAD = {"forecast": (1, 1), "untrained": (1, 1), "proxy": (1, 0), "infinigen": (1, 0), "shared": (1, 0)}
+"""Lookahead, and heads of a Forecast, of selectors that have either."""
 
 
 @functools.cache
@@ -72,6 +74,15 @@ class FakeText:
     name: str
     kind: str
     ids: Tensor
+
+
+@dataclass(frozen=True)
+class FakeCase:
+    ids: Tensor
+    answers: tuple[tuple[int, int], ...]
+    task: str = "needle"
+    depth: float = 0.5
+    context: int = TOKENS
 
 
 def texts(count: int = 2, tokens: int = TOKENS) -> list[FakeText]:

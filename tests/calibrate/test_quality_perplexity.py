@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
 pytest.importorskip("torch", reason="measuring quality needs torch")
 
 import numpy as np
-from torch import Tensor
 
 from sparda.calibrate.measure.quality.perplexity import bootstrap_error, perplexity_row, run_means
 from sparda.calibrate.measure.quality.retrieved import Case, Trial, retrieval_rows, trial
 from sparda.calibrate.measure.quality.window import read_prefix, run_window
 from sparda.calibrate.quality import Choice
 from sparda.engine.errors import SpardaError
-from tests.calibrate.quality_models import SPEC, TOKENS, WINDOW, ids, materials, prefix, weights
+from tests.calibrate.quality_models import SPEC, TOKENS, WINDOW, FakeCase, ids, materials, prefix, weights
 
 START = TOKENS - WINDOW
-
-
-@dataclass(frozen=True)
-class FakeCase:
-    ids: Tensor
-    answers: tuple[tuple[int, int], ...]
-    task: str = "needle"
-    depth: float = 0.5
-    context: int = TOKENS
 
 
 def asked(begin: int, end: int, seed: int = 0, depth: float = 0.5) -> Case:

@@ -25,10 +25,9 @@ from sparda.calibrate.measure.quality.window import run_window
 from sparda.calibrate.quality import SELECTORS, Choice
 from sparda.engine.dynamics.curve import MissCurve
 from sparda.engine.errors import SpardaError
-from tests.calibrate.quality_models import SHAPE, SPEC, TOKENS, WINDOW, ids, materials, prefix, weights
+from tests.calibrate.quality_models import AHEAD, SHAPE, SPEC, TOKENS, WINDOW, ids, materials, prefix, weights
 
 START = TOKENS - WINDOW
-AHEAD = {"forecast": (1, 1), "untrained": (1, 1), "proxy": (1, 0), "infinigen": (1, 0), "shared": (1, 0)}
 
 
 def measured(*choices: Choice, seed: int = 0) -> list[Tally]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("torch", reason="measuring quality needs torch")
 
-from torch import Tensor
 
 from sparda.calibrate.measure.quality import session as sessions
 from sparda.calibrate.measure.quality.run import measure_quality
@@ -21,7 +20,7 @@ from sparda.calibrate.quality import Choice, QualityProfile, load_quality, write
 from sparda.engine.dynamics.choices_file import read_choices
 from sparda.engine.errors import SpardaError
 from sparda.engine.forecast_file import forecast_of
-from tests.calibrate.quality_models import SPEC, TOKENS, ids, texts, weights, wide_forecast
+from tests.calibrate.quality_models import SPEC, TOKENS, FakeCase, ids, texts, weights, wide_forecast
 
 SCOPE = Scope(
     context_tokens=TOKENS,
@@ -37,15 +36,6 @@ SCOPE = Scope(
     sharing_layer=1,
     refresh_steps=4,
 )
-
-
-@dataclass(frozen=True)
-class FakeCase:
-    ids: Tensor
-    answers: tuple[tuple[int, int], ...]
-    task: str = "needle"
-    depth: float = 0.5
-    context: int = TOKENS
 
 
 CASES = [FakeCase(ids(seed), ((TOKENS - 3, TOKENS),)) for seed in (7, 8)]

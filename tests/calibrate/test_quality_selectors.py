@@ -22,6 +22,7 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.reference_scores import scorer_scores as reference_scorer
 from sparda.engine.weights import proxy_rows
 from tests.calibrate.quality_models import (
+    AHEAD,
     SHAPE,
     SPEC,
     TOKENS,
@@ -34,7 +35,6 @@ from tests.calibrate.quality_models import (
 )
 
 START = TOKENS - WINDOW
-AHEAD = {"forecast": (1, 1), "untrained": (1, 1), "proxy": (1, 0), "infinigen": (1, 0), "shared": (1, 0)}
 CHOICES = [Choice(name, 6, *AHEAD.get(name, (0, 0))) for name in SELECTORS] + [Choice("forecast", 6, 1, 2)]
 
 

@@ -153,3 +153,15 @@ def small() -> Scenario:
 @pytest.fixture
 def predictor(profile: Profile, small: Scenario) -> Predictor:
     return Predictor.of(profile, small)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that commands run in, with a tiny model and token files, on a machine with torch and no GPU."""
+    torch = pytest.importorskip("torch", reason="the engine needs torch")
+    from tests.explore.tiny_checkpoint import prepare
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    return tmp_path

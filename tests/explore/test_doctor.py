@@ -27,10 +27,13 @@ def test_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: C
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     data = found(capsys)
-    assert data["can_measure"] is False
+    assert (data["can_measure"], data["can_train"]) == (False, False)
     assert {c["name"] for c in data["checks"] if c["state"] == "missing"} >= {"torch", "triton", "gpu"}
     assert cli.main(["doctor"]) == 0
-    assert "sparda[engine]" in capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
+    assert "sparda[engine]" in text
+    assert "generate --prompt, quality measure --text: pip install 'sparda[tokenizer]'" in text
+    assert "Not ready: quality measure, quality train (they need torch and triton)." in text
 
 
 def test_doctor_says_what_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -38,7 +41,7 @@ def test_doctor_says_what_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr("sparda.explore.cli.doctor.version", lambda _name: "2.0+cpu")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     data = found(capsys)
-    assert (data["can_simulate"], data["can_measure"]) == (True, False)
+    assert (data["can_simulate"], data["can_measure"], data["can_train"]) == (True, False, True)
     assert next(c for c in data["checks"] if c["name"] == "torch")["state"] == "warning"
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -47,6 +50,7 @@ def test_doctor_says_what_works_without_a_gpu(monkeypatch: pytest.MonkeyPatch, c
         in " ".join(text.split())
     )
     assert "Not ready: measure, validate" in text
+    assert "Ready: quality measure, quality train." in text
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -13,26 +13,29 @@ import pytest
 pytest.importorskip("torch", reason="measuring needs torch")
 pytest.importorskip("triton", reason="the engine's kernels need triton")
 
-import torch
-
 from sparda.calibrate.measure.quality import retrieval
 from sparda.calibrate.quality import FILE, SELECTORS, load_quality
+from sparda.engine.checkpoint import write_checkpoint
+from sparda.engine.weights import random_weights
 from sparda.explore import cli
-from tests.explore.tiny_checkpoint import Capture, document, mistake, one_object, options, prepare, printed, write_model
+from tests.explore.tiny_checkpoint import (
+    MISTAKES,
+    SHAPE,
+    Capture,
+    document,
+    mistake,
+    one_object,
+    options,
+    printed,
+    write_model,
+)
+
+pytestmark = pytest.mark.usefixtures("here")
 
 MEASURE = ["quality", "measure", "--checkpoint", "model", "--tokens", "tokens.npz", "--out", "out", "--context", "512"]
 FEW = options(MEASURE, parts="recall", selectors="sparse,recency")
 TRAIN = ["quality", "train", "--checkpoint", "model", "--tokens", "tokens.npz", "--out", "trained", "--context", "256"]
 TRAIN += ["--top-k", "4", "--steps", "1", "--batch", "1", "--dtype", "float32", "--lookahead", "1,2"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model and token files, on a machine without a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    prepare(tmp_path)
-    return tmp_path
 
 
 def chosen_by(data: dict[str, Any], part: str) -> set[str]:
@@ -146,17 +149,20 @@ def test_another_measurement_is_not_gone_on_with(capsys: Capture) -> None:
     assert "give another folder, or delete this one to measure anew" in mistake(capsys, options(FEW, seed=1))
 
 
+def test_a_model_whose_losses_are_no_numbers_is_not_measured(here: Path, capsys: Capture) -> None:
+    whole = random_weights(SHAPE, "cpu", seed=1)
+    whole.embed.fill_(float("nan"))
+    write_checkpoint(here / "broken", whole)
+    assert cli.main(options(MEASURE, checkpoint="broken")) == 2
+    assert "broken computes values that are no numbers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"checkpoint": "nowhere"}, "--checkpoint nowhere: there is no such folder or file"),
-        ({"tokens": "nowhere.npz"}, "nowhere.npz: cannot be read (No such file or directory)"),
-        ({"tokens": "damaged.npz"}, "damaged.npz: damaged or not a file of this kind"),
+        *MISTAKES,
         ({"tokens": "train.npz"}, "train.npz has no document of the role 'eval'"),
         ({"tokens": "short.npz"}, "document 'b' has 50 tokens and 512 are measured on"),
-        ({"tokens": "other.npz"}, "and model has 100, counted from 0"),
-        ({"context": 513}, "--context 513; model takes 64 to 512 tokens"),
-        ({"context": 70}, "--context 70: 3 blocks of 64 tokens are always chosen"),
         ({"top_k": 3}, "--top-k 3: of the 8 blocks of 512 tokens 3 are always chosen; give 4 to 4"),
         ({"top_k": "4,400"}, "--top-k 400: of the 8 blocks of 512 tokens 3 are always chosen; give 4 to 4"),
         ({"top_k": "many"}, "'many' is no list of numbers such as 8,16,32"),
@@ -172,7 +178,6 @@ def test_another_measurement_is_not_gone_on_with(capsys: Capture) -> None:
         ({"forecast": "."}, "holds no file ending in .pt"),
         ({"forecast": "file"}, "file: not a zip archive as torch.save writes"),
         ({"budget": 0}, "'0' is no number above 0"),
-        ({"seed": -1}, "'-1' is no whole number from 0 to"),
         ({"out": "file"}, "file/parts: Not a directory"),
     ],
 )

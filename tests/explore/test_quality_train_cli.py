@@ -12,23 +12,16 @@ import pytest
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("triton", reason="the engine's kernels need triton")
 
-import torch
-
+from sparda.engine.checkpoint import write_checkpoint
 from sparda.engine.forecast_file import read_forecast
+from sparda.engine.weights import random_weights
 from sparda.explore import cli
-from tests.explore.tiny_checkpoint import Capture, mistake, one_object, options, prepare, printed, write_model
+from tests.explore.tiny_checkpoint import MISTAKES, SHAPE, Capture, mistake, one_object, options, printed, write_model
+
+pytestmark = pytest.mark.usefixtures("here")
 
 TRAIN = ["quality", "train", "--checkpoint", "model", "--tokens", "tokens.npz", "--out", "out", "--context", "256"]
 TRAIN += ["--top-k", "4", "--steps", "2", "--batch", "1", "--dtype", "float32"]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model and token files, on a machine without a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.chdir(tmp_path)
-    prepare(tmp_path)
-    return tmp_path
 
 
 def test_training_writes_checkpoints_and_says_how_good_they_are(here: Path, capsys: Capture) -> None:
@@ -121,6 +114,20 @@ def test_a_text_that_is_empty_or_no_text_is_refused(here: Path, capsys: Capture)
     assert "nowhere.txt: cannot be read" in mistake(capsys, options(words, text="nowhere.txt"))
 
 
+def test_a_tokenizer_of_another_model_is_refused(here: Path, capsys: Capture) -> None:
+    words = texts(here)
+    (here / "model" / "tokenizer.json").write_bytes((here / "reader" / "tokenizer.json").read_bytes())
+    assert "the tokenizer has the token 2" in mistake(capsys, options(words, checkpoint="model"))
+
+
+def test_a_model_whose_losses_are_no_numbers_is_not_trained_on(here: Path, capsys: Capture) -> None:
+    whole = random_weights(SHAPE, "cpu", seed=1)
+    whole.embed.fill_(float("nan"))
+    write_checkpoint(here / "broken", whole)
+    assert cli.main(options(TRAIN, checkpoint="broken")) == 2
+    assert "step 1: the loss of d1-h1 is no number any more" in capsys.readouterr().err
+
+
 def test_texts_need_a_tokenizer(here: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     words = texts(here)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
@@ -132,25 +139,12 @@ def test_texts_need_a_tokenizer(here: Path, capsys: Capture, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"checkpoint": "nowhere"}, "--checkpoint nowhere: there is no such folder or file"),
-        ({"checkpoint": "."}, "config.json: there is no such file"),
-        ({"checkpoint": "file"}, "file: not a whole GGUF file"),
-        ({"tokens": "nowhere.npz"}, "nowhere.npz: cannot be read (No such file or directory)"),
-        ({"tokens": "model"}, "model: cannot be read (Is a directory)"),
-        ({"tokens": "file"}, "file: damaged or not a file of this kind (it is no .npz archive)"),
-        ({"tokens": "damaged.npz"}, "damaged.npz: damaged or not a file of this kind"),
+        *MISTAKES,
         ({"tokens": "empty.npz"}, "empty.npz has no document of the role 'train'"),
         ({"tokens": "eval.npz"}, "eval.npz has no document of the role 'train'"),
-        ({"tokens": "other.npz"}, "and model has 100, counted from 0"),
         ({"tokens": "short.npz"}, "no text has 256 tokens, the longest 50"),
-        ({"context": 513}, "--context 513; model takes 64 to 512 tokens"),
-        ({"context": 63}, "--context 63; model takes 64 to 512 tokens"),
-        ({"context": 70}, "--context 70: 3 blocks of 64 tokens are always chosen"),
-        ({"context": "long"}, "argument --context: invalid int value: 'long'"),
         ({"top_k": 3}, "--top-k 3: of the 4 blocks of 256 tokens 3 are always chosen; give 4 to 4"),
         ({"top_k": 5}, "--top-k 5: of the 4 blocks of 256 tokens 3 are always chosen; give 4 to 4"),
-        ({"local_blocks": -1}, "'-1' is no whole number from 0"),
-        ({"local_blocks": 100}, "102 blocks of 64 tokens are always chosen"),
         ({"lookahead": 9}, "a Forecast 9 layers ahead; allowed are 0 to 4"),
         ({"lookahead": "1,3"}, "--lookahead 3; the layers of model are 3, give at most 2"),
         ({"lookahead": "1;2"}, "'1;2' is no list of numbers such as 1,2"),
@@ -162,9 +156,7 @@ def test_texts_need_a_tokenizer(here: Path, capsys: Capture, monkeypatch: pytest
         ({"steps": 0}, "training.steps is 0; give 1 or more"),
         ({"learning_rate": "nan"}, "give a rate between 0 and 1"),
         ({"warmup": 1}, "allowed are 0 to a tenth of 2 steps"),
-        ({"seed": 10**30}, "is no whole number from 0 to"),
         ({"out": "file"}, "file: cannot be made (File exists)"),
-        ({"speed": 1}, "unrecognized arguments: --speed 1"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(

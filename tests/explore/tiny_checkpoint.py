@@ -21,13 +21,36 @@ from sparda.explore import cli
 torch.set_num_threads(1)
 
 Capture = pytest.CaptureFixture[str]
+Mistake = tuple[dict[str, object], str]
+"""What a command is given, and what it says to that."""
 
 SHAPE = ModelShape(
     "tiny", layers=3, d_model=32, heads=2, kv_heads=1, head_dim=16, ffn=32, vocab=100, max_context=512, value_bytes=4
 )
 
 
-def write_model(folder: Path, **changes: int) -> None:
+MISTAKES: list[Mistake] = [
+    ({"checkpoint": "nowhere"}, "--checkpoint nowhere: there is no such folder or file"),
+    ({"checkpoint": "."}, "config.json: there is no such file"),
+    ({"checkpoint": "file"}, "file: not a whole GGUF file"),
+    ({"tokens": "nowhere.npz"}, "nowhere.npz: cannot be read (No such file or directory)"),
+    ({"tokens": "model"}, "model: cannot be read (Is a directory)"),
+    ({"tokens": "file"}, "file: damaged or not a file of this kind (it is no .npz archive)"),
+    ({"tokens": "damaged.npz"}, "damaged.npz: damaged or not a file of this kind"),
+    ({"tokens": "other.npz"}, "and model has 100, counted from 0"),
+    ({"context": 513}, "--context 513; model takes 64 to 512 tokens"),
+    ({"context": 63}, "--context 63; model takes 64 to 512 tokens"),
+    ({"context": 70}, "--context 70: 3 blocks of 64 tokens are always chosen"),
+    ({"context": "long"}, "argument --context: invalid int value: 'long'"),
+    ({"local_blocks": -1}, "'-1' is no whole number from 0"),
+    ({"local_blocks": 100}, "102 blocks of 64 tokens are always chosen"),
+    ({"seed": 10**30}, "is no whole number from 0 to"),
+    ({"speed": 1}, "unrecognized arguments: --speed 1"),
+]
+"""Those that training and measuring have in common."""
+
+
+def write_model(folder: Path, **changes: Any) -> None:
     """A checkpoint of random weights."""
     write_checkpoint(folder, random_weights(replace(SHAPE, **changes), "cpu", seed=1))
 

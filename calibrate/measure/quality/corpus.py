@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import json
 import shutil
@@ -15,8 +14,9 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
+from sparda.calibrate.measure.quality.command import Parser
 from sparda.calibrate.measure.quality.extract import text_of
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_toml, write_text
@@ -199,16 +199,10 @@ def _run(command: list[str], folder: Path, failed: str) -> None:
         raise SpardaError(f"{failed} ({why.rstrip('.')}); look at the network and at `apt-get update`.")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpardaError(f"{message}; see `{self.prog} --help`.")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command: ``FOLDER`` and ``--json``; returns its exit code."""
-    parser = _Parser(prog="python -m sparda.calibrate.measure.quality.corpus", description=__doc__)
+    parser = Parser("corpus", __doc__)
     parser.add_argument("folder", type=Path, help="where the texts are written, in train/ and eval/")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
     try:
         given = parser.parse_args(arguments)
         texts = collect(given.folder)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import io
 import json
-import os
-import secrets
 import sys
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparda.calibrate.measure.quality.command import Parser
 from sparda.calibrate.measure.quality.corpus import Text, collect
 from sparda.engine.errors import SpardaError
+from sparda.engine.loader import write_bytes
 from sparda.engine.tokenizer import tokenizer_of
 
 if TYPE_CHECKING:
@@ -143,20 +142,12 @@ def read(path: Path) -> Documents:
 
 
 def write_arrays(path: Path, header: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """A compressed ``.npz`` with a JSON header beside its arrays, written under a temporary name and renamed."""
+    """A compressed ``.npz`` with a JSON header beside its arrays, written whole or not at all."""
     buffer = io.BytesIO()
     # Any: numpy's types would have an array be its newer argument allow_pickle.
     every: dict[str, Any] = {"header": np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays}
     np.savez_compressed(buffer, **every)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        try:
-            temporary.write_bytes(buffer.getbuffer())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise SpardaError(f"{path}: cannot be written ({error.strerror}); give a path in an existing folder.") from None
+    write_bytes(path, buffer.getvalue())
 
 
 def read_arrays(path: Path, names: Sequence[str], schema: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -213,19 +204,13 @@ def ids_sha256(ids: Ids) -> str:
     return hashlib.sha256(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpardaError(f"{message}; see `{self.prog} --help`.")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command: ``TEXTS TOKENIZER FILE``; returns its exit code."""
-    parser = _Parser(prog="python -m sparda.calibrate.measure.quality.documents", description=__doc__)
+    parser = Parser("documents", __doc__)
     parser.add_argument("texts", type=Path, help="the folder of the texts; those not there are collected")
     parser.add_argument("tokenizer", type=Path, help="the model's folder, its tokenizer.json, or a GGUF file")
     parser.add_argument("file", type=Path, help="the token file to write")
     parser.add_argument("--eval-tokens", type=int, default=40_000, help="at most so many of each eval document (40000)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
     try:
         given = parser.parse_args(arguments)
         if given.eval_tokens < 1:

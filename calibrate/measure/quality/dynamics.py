@@ -12,10 +12,10 @@ from torch import Tensor
 from sparda.calibrate.measure.quality.blocks import ranked
 from sparda.calibrate.measure.quality.view import View
 from sparda.calibrate.measure.quality.window import Prefix, run_window
-from sparda.calibrate.quality import Dynamics, Spread
+from sparda.calibrate.quality import Dynamics
 from sparda.engine.dynamics.choices import Choices, TraceFacts
 from sparda.engine.dynamics.curve import MissCurve
-from sparda.engine.dynamics.overlap import overlap, reuse
+from sparda.engine.dynamics.overlap import overlap, reuse, spread
 from sparda.engine.dynamics.stack import QUANTILES, stack_distances
 from sparda.engine.shapes import SparseSpec
 from sparda.engine.weights import Weights
@@ -105,15 +105,15 @@ def dynamics_row(documents: Mapping[str, Choices], skip: int) -> Dynamics:
     return Dynamics(
         top_k=facts.top_k,
         forced=facts.forced,
-        reuse=_spread(np.mean([reuse(choices) for choices in traces], axis=0)),
+        reuse=spread(np.mean([reuse(choices) for choices in traces], axis=0)),
         by_lag={str(lag): float(np.mean([found[lag].mean() for found in by_lag])) for lag in by_lag[0]},
         curve=mean_curve([d.curve() for d in distances.values()]),
         at_top_k={
-            f"{ratio:g}": _spread(np.mean([d.layer_shares(n) for d in distances.values()], axis=0))
+            f"{ratio:g}": spread(np.mean([d.layer_shares(n) for d in distances.values()], axis=0))
             for ratio, n in slots.items()
         },
         documents={
-            f"{ratio:g}": _spread(np.array([d.share(n) for d in distances.values()])) for ratio, n in slots.items()
+            f"{ratio:g}": spread(np.array([d.share(n) for d in distances.values()])) for ratio, n in slots.items()
         },
         per_step={
             f"{ratio:g}": tuple(
@@ -149,7 +149,3 @@ def mean_curve(curves: Sequence[MissCurve]) -> MissCurve:
     missed = [float(np.mean([curve.at(ratio) for curve in curves])) for ratio in ratios]
     # Curves fall; what rounding makes of their mean may rise by a last digit.
     return MissCurve(tuple(ratios), tuple(np.minimum.accumulate(missed).tolist()))
-
-
-def _spread(values: npt.NDArray[np.float64]) -> Spread:
-    return Spread(float(values.mean()), float(values.min()), float(np.median(values)), float(values.max()))

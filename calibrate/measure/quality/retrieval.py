@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import zlib
@@ -10,11 +9,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparda.calibrate.measure.quality.command import Parser
 from sparda.calibrate.measure.quality.documents import (
     Documents,
     damaged,
@@ -203,20 +203,14 @@ def read(path: Path) -> tuple[list[Case], str]:
         raise damaged(path, error) from None
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpardaError(f"{message}; see `{self.prog} --help`.")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command: ``TOKENS TOKENIZER FILE``; returns its exit code."""
-    parser = _Parser(prog="python -m sparda.calibrate.measure.quality.retrieval", description=__doc__)
+    parser = Parser("retrieval", __doc__)
     parser.add_argument("tokens", type=Path, help="the token file whose eval documents the facts are hidden in")
     parser.add_argument("tokenizer", type=Path, help="the model's folder, its tokenizer.json, or a GGUF file")
     parser.add_argument("file", type=Path, help="the file of cases to write")
     parser.add_argument("--wording", action="append", metavar="NAME", help="only this one (repeatable)")
     parser.add_argument("--trials", type=int, default=TRIALS, help=f"cases of each context and depth ({TRIALS})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else")
     try:
         given = parser.parse_args(arguments)
         if given.trials < 1:

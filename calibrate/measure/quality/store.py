@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
+import io
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from sparda.calibrate.measure.quality.retrieved import Trial
 from sparda.calibrate.measure.quality.scope import choice_key
 from sparda.calibrate.quality import Choice
 from sparda.engine.errors import SpardaError
-from sparda.engine.loader import read, read_json, write_json
+from sparda.engine.loader import read, read_json, write_bytes, write_json
 
 T = TypeVar("T")
 FOLDER = "parts"
@@ -92,13 +91,9 @@ class Store:
 
     def write_sets(self, document: str, sets: Sets) -> None:
         path = self._sets_path(document)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                np.savez_compressed(file, sets=sets)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, sets=sets)
+        write_bytes(path, buffer.getvalue())
 
     def _sets_path(self, document: str) -> Path:
         return self.folder / f"sets-{document}.npz"

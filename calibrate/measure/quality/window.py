@@ -55,12 +55,17 @@ class Predicted:
 def read_prefix(weights: Weights, ids: Tensor, *, chunk: int = 1024) -> Prefix:
     """Read a text's first tokens densely: ``ids`` int64 [T]. Memory grows with T, not with its square.
 
-    Raises SpardaError as ``prefill`` does.
+    Raises SpardaError as ``prefill`` does, and for a model that computes no numbers.
     """
     s = weights.shape
     with torch.inference_mode():
         read = prefill(weights, ids, chunk=chunk, sample=SAMPLE)
         assert read.queries is not None
+        # What is no number in an early layer is none in the last.
+        if not bool(read.keys[-1].isfinite().all()):
+            raise SpardaError(
+                f"{s.name} computes values that are no numbers; give a whole checkpoint, or a wider type of values."
+            )
         queries = read.queries.unflatten(1, (s.kv_heads, s.group))
         count = queries.shape[3]
         basis = [partial_basis(q, k[:, :count], s.partial_dims) for q, k in zip(queries, read.keys, strict=True)]
