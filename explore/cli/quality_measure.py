@@ -70,15 +70,6 @@ def run(args: argparse.Namespace) -> Output:
     return Output({"out": str(args.out), **plain_quality(profile)}, text_of_quality(profile))
 
 
-def _check_given(args: argparse.Namespace) -> None:
-    """Refuse to be asked for what nothing was given for: it would be left out. Raises SpardaError."""
-    if "retrieval" in args.parts and not args.retrieval:
-        raise SpardaError("--parts retrieval needs retrieval tasks; give --retrieval FILE.")
-    for name in ("forecast", "shallow"):
-        if name in args.selectors and not args.forecast:
-            raise SpardaError(f"--selectors {name} needs what `sparda quality train` wrote; give --forecast PATH.")
-
-
 def _scope(args: argparse.Namespace, weights: Weights, spec: object, layer: int | None) -> Scope:
     """Windows in proportion to the context, and the top-ks that it has blocks for."""
     from dataclasses import replace
@@ -122,6 +113,15 @@ def _provenance(args: argparse.Namespace) -> dict[str, str]:
 
     found = {"utc": datetime.now(UTC).strftime("%Y-%m-%d"), "commit": commit(), "checkpoint": args.checkpoint.name}
     return {**found, "values": args.dtype, **({"forecast": str(args.forecast)} if args.forecast else {})}
+
+
+def _check_given(args: argparse.Namespace) -> None:
+    """Refuse to be asked for what nothing was given for: it would be left out. Raises SpardaError."""
+    if "retrieval" in args.parts and not args.retrieval:
+        raise SpardaError("--parts retrieval needs retrieval tasks; give --retrieval FILE.")
+    for name in ("forecast", "shallow"):
+        if name in args.selectors and not args.forecast:
+            raise SpardaError(f"--selectors {name} needs what `sparda quality train` wrote; give --forecast PATH.")
 
 
 def _cases(args: argparse.Namespace) -> Sequence[Case]:
