@@ -145,7 +145,9 @@ def _recall_is_not_quality(q: QualityProfile, k: int) -> str:
     if not found:
         return f"{start}, though at top-k {k} every other measured choice costs more nats than sparse."
     recall, choice = min(found, key=lambda f: f[0])
-    return f"{start}: at top-k {k} {choice.label} catches {percent(recall)} of it and costs no more nats than sparse."
+    d = nats_difference(q, choice, sparse)
+    cost = "costs fewer nats" if d and d.told else "cannot be told from sparse in nats"
+    return f"{start}: at top-k {k} {choice.label} catches {percent(recall)} of it and {cost}."
 
 
 def _residents(q: QualityProfile) -> list[str]:

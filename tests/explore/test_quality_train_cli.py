@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch")
 pytest.importorskip("triton", reason="the engine's kernels need triton")
+
+import torch
 
 from sparda.engine.checkpoint import write_checkpoint
 from sparda.engine.forecast_file import read_forecast
@@ -47,6 +53,23 @@ def test_json_is_one_object(capsys: Capture) -> None:
     assert 0 <= data["judged"]["d1-h1"]["recall"] <= 1
     assert data["seconds_per_step"] > 0
     assert "training d1-h1" in err
+
+
+def test_a_training_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(here: Path, capsys: Capture) -> None:
+    words = [*options(TRAIN, steps=60), "--save-every", "1"]
+    command = "import sys; from sparda.explore import cli; sys.exit(cli.main(sys.argv[1:]))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    child = subprocess.Popen([sys.executable, "-c", command, *words], cwd=here, env=environment)
+    while child.poll() is None and not list(here.glob("out/d1-h1/ckpt-[3-9].pt")):
+        time.sleep(0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "it ended before it was killed"
+    again, err = one_object(capsys, words)
+    assert "of them done already" in err
+    whole, _ = one_object(capsys, options(words, out="whole"))
+    assert (again["steps"], again["judged"]) == (60, whole["judged"])
+    rows, expected = (read_forecast(here / out / "d1-h1").rows["forecast"] for out in ("out", "whole"))
+    assert all(torch.equal(rows[layer], expected[layer]) for layer in expected)
 
 
 def test_the_same_command_goes_on_where_it_stopped(capsys: Capture) -> None:
