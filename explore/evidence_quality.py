@@ -14,6 +14,7 @@ TOP_K = 16
 RECALLS = {
     **{f"forecast.d{d}": Choice("forecast", TOP_K, d, 1) for d in (1, 2, 3, 4)},
     "infinigen.d1": Choice("infinigen", TOP_K, 1),
+    "proxy.d1": Choice("proxy", TOP_K, 1),
     "previous": Choice("previous", TOP_K),
     "shared": Choice("shared", TOP_K, 1),
 }
@@ -21,6 +22,7 @@ LOSSES = {
     "forecast.d1": RECALLS["forecast.d1"],
     "forecast.d4": RECALLS["forecast.d4"],
     "infinigen.d1": RECALLS["infinigen.d1"],
+    "proxy.d1": RECALLS["proxy.d1"],
     "previous": RECALLS["previous"],
     "shared": RECALLS["shared"],
     "sparse": Choice("sparse", TOP_K),

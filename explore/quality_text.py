@@ -183,7 +183,11 @@ def misses_text(q: QualityProfile) -> str:
     if not rows:
         return ""
     title = "Free picks of sparse that are missed in a step, %, by resident blocks and top-k"
-    note = "In brackets the least and the most over layers. reuse: of free picks, chosen in the step before too."
+    note = (
+        "In brackets the least and the most over layers. Of the free picks of a KV head, chosen in the step before too: "
+        "reuse; by every KV head: all heads; by the same head of the next layer: next layer. any head: blocks that a "
+        "head or another chooses, over the free picks of one."
+    )
     tables = [_misses_table(rows[start : start + SPREADS]) for start in range(0, len(rows), SPREADS)]
     return "\n".join([title, *tables, wrapped(note)])
 
@@ -194,6 +198,9 @@ def _misses_table(rows: Sequence[Dynamics]) -> str:
         found = [next((s for key, s in d.at_top_k.items() if float(key) == t), None) for d in rows]
         lines.append([f"{t:g} x top-k", *(_share(s) for s in found)])
     lines.append(["reuse", *(_share(d.reuse) for d in rows)])
+    lines.append(["all heads", *(f"{100 * d.same:.1f}" for d in rows)])
+    lines.append(["next layer", *(f"{100 * d.next_layer:.1f}" for d in rows)])
+    lines.append(["any head", *(f"{d.union:.2f} x" for d in rows)])
     return columns(["resident", *(str(d.top_k) for d in rows)], lines)
 
 

@@ -144,7 +144,7 @@ def test_table_prints_or_writes_every_format(shipped: Profile, capsys: Capture, 
 
 def test_evidence_has_every_figure(shipped: Profile, capsys: Capture) -> None:
     figures = one_object(capsys, "evidence", "--seconds", "0.01")["figures"]
-    assert len(figures) == 56
+    assert len(figures) == 58
     keys = {"value", "unit", "target", "rows", "conditions", "provenance", "met"}
     assert all(keys <= set(f) for f in figures.values())
     assert cli.main(["evidence", "--seconds", "0.01"]) == 0
