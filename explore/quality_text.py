@@ -184,9 +184,9 @@ def misses_text(q: QualityProfile) -> str:
         return ""
     title = "Free picks of sparse that are missed in a step, %, by resident blocks and top-k"
     note = (
-        "In brackets the least and the most over layers. Of the free picks of a KV head, chosen in the step before too: "
-        "reuse; by every KV head: all heads; by the same head of the next layer: next layer. any head: blocks that a "
-        "head or another chooses, over the free picks of one."
+        "In brackets the least and the most over layers. Of the free picks of a KV head, chosen in the step before "
+        "too: reuse; by every KV head: all heads; by the same head of the next layer: next layer. any head: blocks "
+        "that a head or another chooses, over the free picks of one."
     )
     tables = [_misses_table(rows[start : start + SPREADS]) for start in range(0, len(rows), SPREADS)]
     return "\n".join([title, *tables, wrapped(note)])
