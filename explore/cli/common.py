@@ -128,3 +128,18 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return value
+
+
+LARGEST = 2**31 - 1
+"""The largest whole number: other seeds are made from one by a product that has 63 bits."""
+
+
+def whole(text: str) -> int:
+    """An argument that is a whole number, a seed or a count."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {LARGEST}")
+    return value

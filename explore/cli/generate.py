@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparda.engine.config import POLICIES
 from sparda.engine.errors import SpardaError
-from sparda.explore.cli.common import Output, add_json, add_overrides, require_engine
+from sparda.engine.shapes import SparseSpec
+from sparda.explore.cli.common import Output, add_json, add_overrides, require_engine, whole
 
 if TYPE_CHECKING:
     from sparda.engine.batch import Batch, Generation
@@ -50,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-new", type=int, default=128, metavar="N", help="most new tokens for each prompt (default: 128)"
     )
     parser.add_argument("--policy", choices=POLICIES, metavar="NAME", help=f"of {', '.join(POLICIES)}")
+    parser.add_argument(
+        "--local-blocks",
+        type=whole,
+        default=SparseSpec().local_blocks,
+        metavar="N",
+        help="forced blocks before the one being written (default: 32, as MiniCPM4.1)",
+    )
     parser.add_argument("--dtype", choices=list(VALUE_BYTES), default="bfloat16", help="of weights and KV cache")
     add_overrides(parser, "config.top_k=64 or workload.batch=4 (rows, 16 at most by default)")
     add_json(parser)
@@ -81,6 +89,7 @@ def generated(args: argparse.Namespace, beside: Callable[[Batch], AbstractContex
         rows=min(len(prompts), scenario.workload.batch),
         capacity=max(map(len, prompts)) + args.max_new,
         stop=end_tokens(args.checkpoint),
+        spec=SparseSpec(local_blocks=args.local_blocks),
     )
     start = time.perf_counter()
     with beside(batch):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparda.engine.errors import SpardaError
+from sparda.explore.cli.common import whole
 
 if TYPE_CHECKING:
     from sparda.calibrate.measure.quality.documents import Document
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from sparda.engine.weights import Weights
 
 VALUE_BYTES = {"bfloat16": 2, "float32": 4}
-LARGEST = 2**31 - 1
-"""The largest seed: others are made from it by a product that has 63 bits."""
 
 
 class Tokens(Protocol):
@@ -36,20 +35,10 @@ def add_inputs(parser: argparse.ArgumentParser, dtype: str) -> None:
     source.add_argument("--tokens", type=Path, metavar="FILE", help="a token file, whose documents have roles")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of a sequence (default: 8192, or the model's)")
     parser.add_argument(
-        "--local-blocks", type=_whole, default=1, metavar="N", help="forced blocks before a query's own (default: 1)"
+        "--local-blocks", type=whole, default=1, metavar="N", help="forced blocks before a query's own (default: 1)"
     )
     parser.add_argument("--dtype", choices=list(VALUE_BYTES), default=dtype, help=f"of the weights (default: {dtype})")
-    parser.add_argument("--seed", type=_whole, default=0, metavar="N", help="decides what is drawn (default: 0)")
-
-
-def _whole(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {LARGEST}")
-    return value
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="decides what is drawn (default: 0)")
 
 
 def documents_of(args: argparse.Namespace, role: str) -> tuple[Document, ...]:

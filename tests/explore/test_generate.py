@@ -187,6 +187,17 @@ def test_a_gguf_file_is_loaded_as_one(loaded: list[dict[str, Any]], capsys: Capt
 
 
 @interpreted
+def test_fewer_local_blocks_leave_more_of_a_budget_to_choose(loaded: list[dict[str, Any]], capsys: Capture) -> None:
+    ids = ",".join(str(i % 26) for i in range(400))
+    words = ["generate", "--checkpoint", ".", "--policy", "sparse", "--max-new", "1", "--token-ids", ids]
+    words += ["--set", "config.top_k=4"]
+    assert "always chosen" in mistake(capsys, words)
+    data, _ = one_object(capsys, [*words, "--local-blocks", "1"])
+    assert data["config"]["top_k"] == 4
+    assert "'-1' is no whole number" in mistake(capsys, [*words, "--local-blocks", "-1"])
+
+
+@interpreted
 def test_a_checkpoint_that_is_not_there_is_named(loaded: list[dict[str, Any]], capsys: Capture) -> None:
     assert "nowhere: there is no such" in mistake(
         capsys, ["generate", "--checkpoint", "nowhere", "--token-ids", "1", "--max-new", "1"]
