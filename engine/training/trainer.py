@@ -125,7 +125,9 @@ class Trainer:
         if self.training.schedule != "constant":
             # Where the rate decays, the number of steps decides every one of them.
             own["length"] = own["steps"]
-        data = {"model": self.weights.shape.name, "sequences": len(self.sequences), "tokens": digest.hexdigest()[:16]}
+        shape = self.weights.shape
+        data = {"model": shape.name, "value_bytes": shape.value_bytes, "sequences": len(self.sequences)}
+        data["tokens"] = digest.hexdigest()[:16]
         return {**data, **asdict(self.spec), **own}
 
     def _resume(self, out: Path) -> None:
