@@ -38,6 +38,11 @@ def quality_lines(q: Quality) -> list[str]:
         error = "" if q.standard_error is None else f" (standard error {100 * q.standard_error:.1f} points)"
         known.append(f"perplexity {percent(q.ppl_increase, sign=True)}{error}")
     lines = [f"Quality of {q.choice}: {', '.join(known)}; {q.tier}." if known else f"Quality: {q.tier}."]
+    if q.as_many:
+        lines.append(
+            f"By number instead of share: {count(q.as_many.blocks, 'block')} cost perplexity "
+            f"{percent(q.as_many.ppl_increase, sign=True)} where they were measured. Which way carries is not known."
+        )
     return [*lines, f"Not known, {q.reason}."] if q.reason else lines
 
 

@@ -38,6 +38,19 @@ class Quality:
     spread: Spread | None = None
     standard_error: float | None = None
     reason: str = ""
+    as_many: AsMany | None = None
+    """Where the quality is carried over: the other way to carry it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsMany:
+    """What as many blocks cost where they were measured, whatever their share: the most of ``blocks`` not above top-k.
+
+    Nobody has measured whether a budget carries over by its share or by its number. A share is the harder reading.
+    """
+
+    blocks: int
+    ppl_increase: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,7 @@ class QualityLookup:
             spread=at.spread(low.documents, high.documents) if at and low and high else None,
             standard_error=None if nats is None or error is None else exp(nats) * error,
             reason="; ".join(reasons),
+            as_many=_as_many(perplexities, config.top_k) if blocks != self.profile.blocks else None,
         )
 
     def top_ks(self, workload: Workload, config: Config) -> tuple[int, ...]:
@@ -220,6 +234,11 @@ def _label(config: Config) -> tuple[str, str]:
     if config.policy == "shallow" and config.refresh_steps != usual:
         return "shallow", f"shallow was measured choosing every {usual} steps, not every {config.refresh_steps}"
     return f"{selector} d={lookahead}" if config.policy in (*FORECAST, "infinigen") else selector, ""
+
+
+def _as_many(rows: Mapping[int, Perplexity], top_k: int) -> AsMany | None:
+    measured = [k for k in rows if k <= top_k]
+    return AsMany(max(measured), ppl_increase(rows[max(measured)].nats)) if measured else None
 
 
 def _nats(at: _Between | None, rows: Mapping[int, Perplexity]) -> tuple[float | None, float | None]:

@@ -212,3 +212,15 @@ def test_a_trace_may_say_what_is_missed(tmp_path: Path) -> None:
     assert "not a measurement of" in found.tier("another", 131072)
     with pytest.raises(SpardaError, match="nowhere"):
         load_selection("nowhere.choices")
+
+
+def test_what_is_carried_over_is_also_told_by_the_number_of_blocks() -> None:
+    q = LOOKUP(AT, Config(top_k=96))
+    assert q.as_many is not None
+    # The most blocks measured that are no more than 96.
+    most = max(p.choice.top_k for p in tiny().perplexities if p.choice.selector == "forecast")
+    assert q.as_many.blocks == most <= 96
+    assert q.as_many.ppl_increase == pytest.approx(expm1(nats_of(FORECAST, most)))
+    here = QualityLookup(tiny(), MODEL, SparseSpec())(Workload(16, 8192), Config(top_k=48))
+    assert here.as_many is None, "it was measured there"
+    assert LOOKUP(AT, Config("nosa")).as_many is None
