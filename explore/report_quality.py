@@ -103,4 +103,4 @@ def _curves(q: QualityProfile) -> Html:
     if depths is not None:
         text = f"Nats of an answer's token by where the fact lies, top-k {main_top_k(q)}, the mean over contexts."
         panels.append(figure(plot(depths, "needle"), "What a needle costs", text))
-    return tag("div", *panels, class_="pair panels")
+    return tag("div", *panels, class_="curves")

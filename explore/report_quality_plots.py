@@ -115,7 +115,7 @@ def depths(q: QualityProfile) -> Figure | None:
             line=_line(c),
             name=c.label,
         )
-    figure.update_xaxes(title={"text": "where the fact lies, share of the context"}, range=[-0.05, 1.05])
+    figure.update_xaxes(title={"text": "depth of the fact, share of the context"}, range=[-0.05, 1.05])
     return figure.update_yaxes(title={"text": "nats of an answer's token"}, rangemode="tozero")
 
 
