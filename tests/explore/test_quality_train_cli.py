@@ -20,6 +20,7 @@ import torch
 
 from sparda.engine.checkpoint import write_checkpoint
 from sparda.engine.forecast_file import read_forecast
+from sparda.engine.training.checkpoints import steps_in
 from sparda.engine.weights import random_weights
 from sparda.explore import cli
 from tests.explore.tiny_checkpoint import MISTAKES, SHAPE, Capture, mistake, one_object, options, printed, write_model
@@ -56,18 +57,18 @@ def test_json_is_one_object(capsys: Capture) -> None:
 
 
 def test_a_training_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(here: Path, capsys: Capture) -> None:
-    words = [*options(TRAIN, steps=60), "--save-every", "1"]
+    words = [*options(TRAIN, steps=150), "--save-every", "1"]
     command = "import sys; from sparda.explore import cli; sys.exit(cli.main(sys.argv[1:]))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     child = subprocess.Popen([sys.executable, "-c", command, *words], cwd=here, env=environment)
-    while child.poll() is None and not list(here.glob("out/d1-h1/ckpt-[3-9].pt")):
+    while child.poll() is None and max(steps_in(here / "out" / "d1-h1"), default=0) < 3:
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL, "it ended before it was killed"
     again, err = one_object(capsys, words)
     assert "of them done already" in err
     whole, _ = one_object(capsys, options(words, out="whole"))
-    assert (again["steps"], again["judged"]) == (60, whole["judged"])
+    assert (again["steps"], again["judged"]) == (150, whole["judged"])
     rows, expected = (read_forecast(here / out / "d1-h1").rows["forecast"] for out in ("out", "whole"))
     assert all(torch.equal(rows[layer], expected[layer]) for layer in expected)
 
