@@ -61,9 +61,14 @@ class Training:
     keep: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "save_every", "keep", "top_k"):
+        for name in ("steps", "batch", "save_every", "top_k"):
             if getattr(self, name) < 1:
                 raise SpardaError(f"training.{name} is {getattr(self, name)}; give 1 or more.")
+        if self.keep < 2:
+            raise SpardaError(
+                f"training.keep is {self.keep}; give 2 or more: of students saved one after another, a kill may leave some "
+                "at the step before."
+            )
         if not (0 < self.learning_rate < 1 and self.clip > 0):
             raise SpardaError(
                 f"training.learning_rate {self.learning_rate:g} and clip {self.clip:g}; give a rate between 0 and 1 "

@@ -235,6 +235,7 @@ def test_no_two_heads_of_a_kv_head_begin_alike(heads: int) -> None:
     ("given", "message"),
     [
         ({"steps": 0}, "steps is 0"),
+        ({"keep": 1}, "give 2 or more"),
         ({"learning_rate": 2.0}, "between 0 and 1"),
         ({"schedule": "step"}, "allowed are constant, cosine"),
         ({"steps": 20, "warmup": 3}, "a tenth of 20 steps"),
