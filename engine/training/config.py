@@ -66,8 +66,8 @@ class Training:
                 raise SpardaError(f"training.{name} is {getattr(self, name)}; give 1 or more.")
         if self.keep < 2:
             raise SpardaError(
-                f"training.keep is {self.keep}; give 2 or more: of students saved one after another, a kill may leave some "
-                "at the step before."
+                f"training.keep is {self.keep}; give 2 or more: of students saved one after another, a kill may leave "
+                "some at the step before."
             )
         if not (0 < self.learning_rate < 1 and self.clip > 0):
             raise SpardaError(
