@@ -68,6 +68,8 @@ class Recall:
     of all query heads. ``mass_free``: of what lies outside the forced blocks. ``far``: as ``recall``, of blocks more
     than ``FAR`` blocks back. ``absent``: as ``recall``, of blocks that were not chosen in the step before.
     ``layers`` and ``documents``: the spread of ``recall`` over their means; ``mass_layers``: that of ``mass``.
+    ``by_document``: ``recall``, ``mass`` and ``absent`` of each document, in the order of the profile's; two choices
+    are compared on each document by itself, for documents differ more than choices do.
     """
 
     choice: Choice
@@ -80,6 +82,7 @@ class Recall:
     layers: Spread
     documents: Spread
     mass_layers: Spread
+    by_document: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 FAR = 15

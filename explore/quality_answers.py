@@ -13,7 +13,6 @@ from sparda.explore.quality_compare import (
     choice_of,
     main_top_k,
     nats_difference,
-    recall_difference,
     share_difference,
 )
 from sparda.explore.quality_retrieval import retrieval_answers
@@ -24,10 +23,9 @@ RIVALS = ("untrained", "proxy", "infinigen", "previous", "shared", "early", "rec
 """What the trained Forecast is held against."""
 AHEAD = ("untrained", "proxy", "infinigen", "shared")
 """Those of them that choose layers ahead."""
-UNJUDGED = "no standard errors are known"
 CRITERION = (
-    f"Differences of less than {SURE:g} standard errors are called none: of recall from its range over documents, of "
-    "nats from differences paired by document, and of answers by context and depth."
+    f"Differences of less than {SURE:g} standard errors are called none: of recall and nats from differences paired by "
+    "document, of answers from those paired by context and depth."
 )
 
 
@@ -50,17 +48,17 @@ def _forecast_adds(q: QualityProfile, k: int) -> list[str]:
     rivals = [choice_of(q, name, k, 1 if name in AHEAD else 0) for name in RIVALS]
 
     row, loss = q.recall_of(forecast), q.perplexity_of(forecast)
-    points = [(r, recall_difference(q, forecast, r)) for r in rivals]
+    points = [(r, share_difference(q, forecast, r)) for r in rivals]
     # What `previous` chooses was there in the step before: of absent blocks it has none by definition.
     others = [r for r in rivals if r.selector != "previous"]
-    absent = [(r, share_difference(q, forecast, r, lambda x: x.absent)) for r in others]
+    absent = [(r, share_difference(q, forecast, r, "absent")) for r in others]
     nats = [(r, nats_difference(q, forecast, r)) for r in rivals]
     start = f"The trained Forecast one layer ahead, top-k {k},"
     return [
         f"{start} catches {percent(row.recall) if row else MISSING} of the free blocks that sparse chooses: "
         f"{_over(points, _points)}.",
         f"Of those that were not chosen in the step before it catches {percent(row.absent) if row else MISSING}: "
-        f"{_over(absent, _points)} ({UNJUDGED}).",
+        f"{_over(absent, _points)}.",
         f"It costs {f'{loss.nats:.3f}' if loss else MISSING} nats per token: {_over(nats, _nats)}.",
     ]
 
@@ -84,7 +82,7 @@ def _lookahead(q: QualityProfile, k: int) -> list[str]:
     for d, choice in at.items():
         row, loss = q.recall_of(choice), q.perplexity_of(choice)
         before = at.get(d - 1, choice)
-        step, more = recall_difference(q, choice, before), nats_difference(q, choice, before)
+        step, more = share_difference(q, choice, before), nats_difference(q, choice, before)
         recalls.append(_step(percent(row.recall) if row else None, _points(step) if step and d > 1 else None, d))
         losses.append(_step(f"{loss.nats:.3f}" if loss else None, _nats(more) if more and d > 1 else None, d))
     return [
@@ -105,7 +103,7 @@ def _heads(q: QualityProfile, k: int) -> str:
     found = []
     for heads in (2, 4):
         more = Choice("forecast", k, 1, heads)
-        recall, nats = recall_difference(q, more, one), nats_difference(q, more, one)
+        recall, nats = share_difference(q, more, one), nats_difference(q, more, one)
         if recall is None and nats is None:
             found.append(f"{heads} heads: {MISSING}")
             continue
@@ -122,11 +120,11 @@ def _sparse_itself(q: QualityProfile, k: int) -> list[str]:
     sparse = choice_of(q, "sparse", k)
     row, loss = q.recall_of(sparse), q.perplexity_of(sparse)
     others = [choice_of(q, name, k) for name in ("oracle", "recency")]
-    mass = [(o, share_difference(q, sparse, o, lambda r: r.mass)) for o in others]
+    mass = [(o, share_difference(q, sparse, o, "mass")) for o in others]
     nats = [(o, nats_difference(q, sparse, o)) for o in others]
     return [
         f"sparse itself, top-k {k}, holds {percent(row.mass) if row else MISSING} of the attention: "
-        f"{_over(mass, _points)} ({UNJUDGED}).",
+        f"{_over(mass, _points)}.",
         f"It costs {f'{loss.nats:.3f}' if loss else MISSING} nats per token: {_over(nats, _nats)}.",
     ]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 from statistics import stdev
 
-from sparda.calibrate.quality import SELECTORS, Choice, Perplexity, QualityProfile, Recall
+from sparda.calibrate.quality import SELECTORS, Choice, Perplexity, QualityProfile
 from sparda.explore.quality import choices_of
 
 SURE = 2.0
 """A difference of fewer standard errors is called none."""
-RANGE_OF_NORMAL = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847, 9: 2.970, 10: 3.078}
-"""Range of so many normal values over their standard deviation, on average (the d2 of control charts)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,32 +61,13 @@ def at_top_k(choice: Choice, top_k: int) -> Choice:
     return Choice(choice.selector, top_k, choice.lookahead, choice.heads)
 
 
-def recall_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference | None:
-    """Of two choices in recall; None where one was not measured.
-
-    The error is from the range over documents and takes the two for independent, though both saw the same texts: it is
-    too large rather than too small.
-    """
+def share_difference(profile: QualityProfile, a: Choice, b: Choice, name: str = "recall") -> Difference | None:
+    """Of two choices in ``recall``, ``mass`` or ``absent``, paired by document; None where one was not measured."""
     first, second = profile.recall_of(a), profile.recall_of(b)
     if first is None or second is None:
         return None
-    count = len(profile.documents)
-    return Difference(first.recall, second.recall, hypot(_range_error(first, count), _range_error(second, count)))
-
-
-def share_difference(
-    profile: QualityProfile, a: Choice, b: Choice, value: Callable[[Recall], float]
-) -> Difference | None:
-    """Of two choices in another value of their recall rows, of which no spread over documents is kept."""
-    first, second = profile.recall_of(a), profile.recall_of(b)
-    return Difference(value(first), value(second), None) if first and second else None
-
-
-def _range_error(row: Recall, count: int) -> float:
-    if count < min(RANGE_OF_NORMAL):
-        return 0.0
-    spread = row.documents.high - row.documents.low
-    return spread / RANGE_OF_NORMAL[min(count, max(RANGE_OF_NORMAL))] / sqrt(count)
+    pairs = zip(first.by_document.get(name, ()), second.by_document.get(name, ()), strict=False)
+    return Difference(getattr(first, name), getattr(second, name), _error_of([x - y for x, y in pairs]))
 
 
 def nats_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference | None:
@@ -104,6 +83,10 @@ def nats_difference(profile: QualityProfile, a: Choice, b: Choice) -> Difference
 
 def _paired_error(a: Perplexity, b: Perplexity) -> float:
     both = [a.documents[name] - b.documents[name] for name in a.documents if name in b.documents]
-    if len(both) < 2:
-        return hypot(a.standard_error, b.standard_error)
-    return stdev(both) / sqrt(len(both))
+    paired = _error_of(both)
+    return hypot(a.standard_error, b.standard_error) if paired is None else paired
+
+
+def _error_of(differences: Sequence[float]) -> float | None:
+    """Standard error of the mean of differences; None of fewer than two."""
+    return stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else None

@@ -70,6 +70,10 @@ def nats_of(key: tuple[str, int, int], top_k: int) -> float:
     return NATS[key] * 16 / top_k
 
 
+APART = (-0.01, -0.003, 0.003, 0.01)
+"""What documents differ by."""
+
+
 def _choice(key: tuple[str, int, int], top_k: int) -> Choice:
     return Choice(key[0], top_k, key[1], key[2])
 
@@ -77,7 +81,11 @@ def _choice(key: tuple[str, int, int], top_k: int) -> Choice:
 def _recall(key: tuple[str, int, int], top_k: int) -> Recall:
     r = recall_of(key, top_k)
     spread = Spread(r, r - 0.01, r, min(1.0, r + 0.01))
-    return Recall(_choice(key, top_k), r, r - 0.1, r - 0.05, r - 0.3, r - 0.2, r - 0.25, spread, spread, spread)
+    # Each choice is best on another document, so that differences have an error.
+    turn = (len(key[0]) + key[1] + 2 * key[2]) % len(APART)
+    apart = APART[turn:] + APART[:turn]
+    by = {name: tuple(v + x for x in apart) for name, v in (("recall", r), ("mass", r - 0.05), ("absent", r - 0.25))}
+    return Recall(_choice(key, top_k), r, r - 0.1, r - 0.05, r - 0.3, r - 0.2, r - 0.25, spread, spread, spread, by)
 
 
 def _perplexity(key: tuple[str, int, int], top_k: int) -> Perplexity:

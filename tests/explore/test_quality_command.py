@@ -18,7 +18,7 @@ from sparda.engine.dynamics.curve import MissCurve
 from sparda.engine.loader import read
 from sparda.explore import cli
 from sparda.explore.quality_answers import answers, halving_ratio
-from sparda.explore.quality_compare import Difference, main_top_k, nats_difference, recall_difference
+from sparda.explore.quality_compare import Difference, main_top_k, nats_difference, share_difference
 from sparda.explore.quality_retrieval import nats_more
 from sparda.explore.quality_text import text_of_quality
 from sparda.explore.readme import quality_block
@@ -120,13 +120,22 @@ def test_differences_of_nats_are_paired_by_document() -> None:
     assert nats_difference(tiny(), a, Choice("random", 16)) is None
 
 
-def test_differences_of_recall_are_held_to_the_range_over_documents() -> None:
-    d = recall_difference(tiny(), Choice("forecast", 16, 1, 1), Choice("previous", 16))
+def test_differences_of_shares_are_paired_by_document() -> None:
+    a, b = Choice("forecast", 16, 1, 1), Choice("previous", 16)
+    d = share_difference(tiny(), a, b)
     assert d is not None
-    # Four values with a range of 0.02 have a standard deviation of 0.02 / 2.059, their mean half of that.
-    assert d.error == pytest.approx(2**0.5 * 0.02 / 2.059 / 2)
     assert d.value == pytest.approx(0.07)
     assert d.told
+    rows = tuple(
+        replace(r, by_document={"mass": (0.1, 0.5, 0.9, 0.3) if r.choice == a else (0.11, 0.51, 0.91, 0.31)})
+        if r.choice in (a, b)
+        else r
+        for r in tiny().recalls
+    )
+    d = share_difference(replace(tiny(), recalls=rows), a, b, "mass")
+    assert d is not None
+    assert d.error == pytest.approx(0.0, abs=1e-9), "texts differ far more than the choices do, and the same on both"
+    assert share_difference(tiny(), a, Choice("forecast", 16, 1, 4)) is None
     assert not Difference(1.0, 1.019, 0.01).told
     assert Difference(1.0, 1.021, 0.01).told
 

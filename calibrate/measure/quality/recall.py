@@ -129,15 +129,15 @@ def _tally(choice: Choice, rows: Sequence[tuple[int, list[list[float]]]]) -> Tal
 def recall_row(documents: Sequence[Tally]) -> Recall:
     """The row of one choice, of its tallies on all documents."""
 
-    def share(name: str, only: slice = slice(None)) -> float:
-        caught, of = (sum(sum(getattr(d, kind)[name][only]) for d in documents) for kind in ("caught", "of"))
+    def share(name: str, only: slice = slice(None), on: Sequence[Tally] = documents) -> float:
+        caught, of = (sum(sum(getattr(d, kind)[name][only]) for d in on) for kind in ("caught", "of"))
         # Of nothing all is caught: a short text has no far blocks.
         return float(caught / of) if of else 1.0
 
     def over_layers(name: str) -> Spread:
         return spread([share(name, slice(i, i + 1)) for i in range(len(documents[0].layers))])
 
-    by_document = [sum(d.caught["recall"]) / sum(d.of["recall"]) for d in documents]
+    by_document = {name: tuple(share(name, on=[d]) for d in documents) for name in ("recall", "mass", "absent")}
     return Recall(
         documents[0].choice,
         recall=share("recall"),
@@ -147,8 +147,9 @@ def recall_row(documents: Sequence[Tally]) -> Recall:
         far=share("far"),
         absent=share("absent"),
         layers=over_layers("recall"),
-        documents=spread(by_document),
+        documents=spread(by_document["recall"]),
         mass_layers=over_layers("mass"),
+        by_document=by_document,
     )
 
 
