@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -104,3 +105,15 @@ def check_tokens(texts: Iterable[Tokens], shape: ModelShape, file: Path | None) 
             f"{file or 'the tokenizer'} has the token {largest}, and {shape.name} has {shape.vocab}, counted from 0; "
             "give one that was made with this model's tokenizer."
         )
+
+
+@contextmanager
+def within_memory(instead: str) -> Iterator[None]:
+    """Say in a sentence that the GPU's memory did not do, and what to do ``instead``."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        first = str(error).split(". ")[0]
+        raise SpardaError(f"{first}; {instead}.") from None

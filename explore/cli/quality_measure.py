@@ -16,6 +16,7 @@ from sparda.explore.cli.quality_inputs import (
     context_of,
     documents_of,
     weights_of,
+    within_memory,
 )
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ def run(args: argparse.Namespace) -> Output:
     scorer = trained_scorer(args.forecast, weights.shape) if args.forecast else None
     scope = _scope(args, weights, spec, scorer[0] if scorer else None)
     parts = args.parts or tuple(p for p in PARTS if p != "retrieval" or cases)
-    profile = measure_quality(
-        weights, documents, trained_forecasts(args.forecast, weights.shape) if args.forecast else {},
-        scorer[1] if scorer else None, cases, args.out, parts, args.budget, spec=spec, scope=scope,
-        name=args.name or f"{weights.shape.name}.measured", provenance=_provenance(args),
-    )  # fmt: skip
+    forecasts = trained_forecasts(args.forecast, weights.shape) if args.forecast else {}
+    with within_memory("give a shorter --context; what was measured is there"):
+        profile = measure_quality(
+            weights, documents, forecasts, scorer[1] if scorer else None, cases, args.out, parts, args.budget,
+            spec=spec, scope=scope, name=args.name or f"{weights.shape.name}.measured", provenance=_provenance(args),
+        )  # fmt: skip
     write_quality(args.out / FILE, profile)
     return Output({"out": str(args.out), **plain_quality(profile)}, text_of_quality(profile))
 

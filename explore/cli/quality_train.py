@@ -18,6 +18,7 @@ from sparda.explore.cli.quality_inputs import (
     context_of,
     documents_of,
     weights_of,
+    within_memory,
 )
 
 if TYPE_CHECKING:
@@ -95,8 +96,9 @@ def run(args: argparse.Namespace) -> Output:
     scorer = None if layer is None else ScorerRows.begun(weights, spec, layer, args.top_k, args.seed)
     trainer = Trainer(weights, spec, training, students, sequences, args.out, scorer)
     print(_beforehand(trainer, context), file=sys.stderr)
-    trainer.run(_Progress(trainer).step)
-    found = judge(weights, spec, args.top_k, trainer.rows, judged) if judged else {}
+    with within_memory("give a shorter --context or fewer students; what was saved is there"):
+        trainer.run(_Progress(trainer).step)
+        found = judge(weights, spec, args.top_k, trainer.rows, judged) if judged else {}
     data = {
         "out": str(args.out),
         "model": weights.shape.name,

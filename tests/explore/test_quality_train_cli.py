@@ -73,6 +73,16 @@ def test_a_training_that_is_killed_at_any_moment_ends_as_if_it_had_not_been(here
     assert all(torch.equal(rows[layer], expected[layer]) for layer in expected)
 
 
+def test_too_little_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has less")
+
+    monkeypatch.setattr("sparda.engine.training.trainer.Trainer.run", full)
+    assert cli.main(TRAIN) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("sparda: CUDA out of memory; give a shorter --context or fewer students")
+
+
 def test_the_same_command_goes_on_where_it_stopped(capsys: Capture) -> None:
     first, _ = one_object(capsys, TRAIN)
     again, err = one_object(capsys, TRAIN)
