@@ -64,6 +64,8 @@ class Choice:
 class Recall:
     """What share of blocks and of attention a choice catches, means over documents, layers, KV heads and queries.
 
+    Blocks of ``sparse`` are counted in the layers that the selector itself chooses in; attention, and blocks of the
+    oracle, in all layers, ``sparse`` choosing in the others.
     ``recall``: of the free blocks of ``sparse``. ``recall_oracle``: of those of ``oracle``. ``mass``: of the attention
     of all query heads. ``mass_free``: of what lies outside the forced blocks. ``far``: as ``recall``, of blocks more
     than ``FAR`` blocks back. ``absent``: as ``recall``, of blocks that were not chosen in the step before.

@@ -52,6 +52,7 @@ def _forecast_adds(q: QualityProfile, k: int) -> list[str]:
     # What `previous` chooses was there in the step before: of absent blocks it has none by definition.
     others = [r for r in rivals if r.selector != "previous"]
     absent = [(r, share_difference(q, forecast, r, "absent")) for r in others]
+    mass = [(r, share_difference(q, forecast, r, "mass")) for r in rivals]
     nats = [(r, nats_difference(q, forecast, r)) for r in rivals]
     start = f"The trained Forecast one layer ahead, top-k {k},"
     return [
@@ -59,6 +60,7 @@ def _forecast_adds(q: QualityProfile, k: int) -> list[str]:
         f"{_over(points, _points)}.",
         f"Of those that were not chosen in the step before it catches {percent(row.absent) if row else MISSING}: "
         f"{_over(absent, _points)}.",
+        f"It holds {percent(row.mass) if row else MISSING} of the attention: {_over(mass, _points)}.",
         f"It costs {f'{loss.nats:.3f}' if loss else MISSING} nats per token: {_over(nats, _nats)}.",
     ]
 

@@ -127,6 +127,20 @@ def test_shares_are_what_counting_one_query_after_another_gives() -> None:
     assert row.mass_free == pytest.approx(caught / of, rel=1e-4)
 
 
+def test_attention_is_over_the_same_layers_for_all_choices() -> None:
+    early, sparse = Choice("early", 6), Choice("sparse", 6)
+    own, other = measured(early, sparse)
+    assert own.layers != other.layers
+    row = recall_row([own], [other])
+    chosen = dict(zip(own.layers, own.caught["mass"], strict=True))
+    caught = [chosen.get(layer, v) for layer, v in zip(other.layers, other.caught["mass"], strict=True)]
+    assert row.mass == pytest.approx(sum(caught) / sum(other.of["mass"]))
+    assert row.by_document["mass"] == pytest.approx((row.mass,))
+    # Of a layer that sparse chooses in all its blocks would count as caught.
+    assert row.recall == recall_row([own]).recall < 1
+    assert recall_row([other], [other]) == recall_row([other])
+
+
 def test_spreads_are_over_layers_and_over_documents() -> None:
     choice = Choice("recency", 6)
     both = [measured(choice, seed=s)[0] for s in (0, 1)]

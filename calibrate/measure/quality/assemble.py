@@ -12,7 +12,7 @@ from sparda.calibrate.measure.quality.perplexity import DRAWS, RUN, perplexity_r
 from sparda.calibrate.measure.quality.recall import recall_row
 from sparda.calibrate.measure.quality.retrieved import retrieval_rows
 from sparda.calibrate.measure.quality.session import Session
-from sparda.calibrate.quality import Document, Dynamics, Perplexity, QualityProfile, Recall
+from sparda.calibrate.quality import Choice, Document, Dynamics, Perplexity, QualityProfile, Recall
 from sparda.engine.dynamics.choices import Choices
 from sparda.engine.dynamics.choices_file import write_choices
 
@@ -77,11 +77,12 @@ def _documents(session: Session) -> tuple[Document, ...]:
 
 def _recalls(session: Session) -> tuple[Recall, ...]:
     there = [session.store.tallies(d.key) for d in session.documents]
-    return tuple(
-        recall_row([tallies[choice] for tallies in there])
-        for choice in session.recall_choices
-        if all(choice in tallies for tallies in there)
-    )
+    found = []
+    for choice in session.recall_choices:
+        own, sparse = ([t[c] for t in there if c in t] for c in (choice, Choice("sparse", choice.top_k)))
+        if len(own) == len(there):
+            found.append(recall_row(own, sparse if len(sparse) == len(there) else ()))
+    return tuple(found)
 
 
 def _perplexities(session: Session) -> tuple[Perplexity, ...]:
@@ -124,6 +125,7 @@ def _conditions(session: Session) -> dict[str, str | int | float]:
         "seed": s.seed,
         "weight_bytes_of_a_value": session.weights.shape.value_bytes,
         "recall": "of a dense run, over the layers that the selector itself chooses in",
+        "mass": "over all layers, sparse choosing where the selector does not; so is recall of the oracle",
         "perplexity": "every layer sparse, of shallow those above sharing_layer; what comes before the window is dense",
         "standard_error": f"bootstrap of documents, then of runs of {RUN} tokens; {DRAWS} draws",
     }

@@ -126,31 +126,56 @@ def _tally(choice: Choice, rows: Sequence[tuple[int, list[list[float]]]]) -> Tal
     return Tally(choice, tuple(layer for layer, _ in rows), caught, of)
 
 
-def recall_row(documents: Sequence[Tally]) -> Recall:
-    """The row of one choice, of its tallies on all documents."""
+def recall_row(documents: Sequence[Tally], sparse: Sequence[Tally] = ()) -> Recall:
+    """The row of one choice, of its tallies on all documents.
 
-    def share(name: str, only: slice = slice(None), on: Sequence[Tally] = documents) -> float:
-        caught, of = (sum(sum(getattr(d, kind)[name][only]) for d in on) for kind in ("caught", "of"))
-        # Of nothing all is caught: a short text has no far blocks.
-        return float(caught / of) if of else 1.0
-
-    def over_layers(name: str) -> Spread:
-        return spread([share(name, slice(i, i + 1)) for i in range(len(documents[0].layers))])
-
-    by_document = {name: tuple(share(name, on=[d]) for d in documents) for name in ("recall", "mass", "absent")}
+    ``sparse``: those of ``sparse`` at the same top-k, which stands in for the selector in the layers that it does not
+    choose in, so that attention and recall of the oracle are over the same layers for all.
+    """
+    whole = [_filled(own, other) for own, other in zip(documents, sparse, strict=True)] if sparse else documents
+    by_document = {name: tuple(_share([d], name) for d in documents) for name in ("recall", "absent")}
+    by_document["mass"] = tuple(_share([d], "mass") for d in whole)
     return Recall(
         documents[0].choice,
-        recall=share("recall"),
-        recall_oracle=share("recall_oracle"),
-        mass=share("mass"),
-        mass_free=share("mass_free"),
-        far=share("far"),
-        absent=share("absent"),
-        layers=over_layers("recall"),
+        recall=_share(documents, "recall"),
+        recall_oracle=_share(whole, "recall_oracle"),
+        mass=_share(whole, "mass"),
+        mass_free=_share(whole, "mass_free"),
+        far=_share(documents, "far"),
+        absent=_share(documents, "absent"),
+        layers=_over_layers(documents, "recall"),
         documents=spread(by_document["recall"]),
-        mass_layers=over_layers("mass"),
+        mass_layers=_over_layers(whole, "mass"),
         by_document=by_document,
     )
+
+
+EVERYWHERE = ("recall_oracle", "mass", "mass_free")
+"""Shares that are told over all layers."""
+
+
+def _filled(own: Tally, sparse: Tally) -> Tally:
+    """``EVERYWHERE`` of all layers: those of ``sparse`` where the selector does not choose."""
+
+    def of_all(
+        kind: Mapping[str, tuple[float, ...]], others: Mapping[str, tuple[float, ...]], name: str
+    ) -> list[float]:
+        at = dict(zip(own.layers, kind[name], strict=True))
+        return [at.get(layer, v) for layer, v in zip(sparse.layers, others[name], strict=True)]
+
+    caught = {name: tuple(of_all(own.caught, sparse.caught, name)) for name in EVERYWHERE}
+    of = {name: tuple(of_all(own.of, sparse.of, name)) for name in EVERYWHERE}
+    return Tally(own.choice, sparse.layers, caught, of)
+
+
+def _share(documents: Sequence[Tally], name: str, only: slice = slice(None)) -> float:
+    caught, of = (sum(sum(getattr(d, kind)[name][only]) for d in documents) for kind in ("caught", "of"))
+    # Of nothing all is caught: a short text has no far blocks.
+    return float(caught / of) if of else 1.0
+
+
+def _over_layers(documents: Sequence[Tally], name: str) -> Spread:
+    return spread([_share(documents, name, slice(i, i + 1)) for i in range(len(documents[0].layers))])
 
 
 def spread(values: Sequence[float]) -> Spread:
