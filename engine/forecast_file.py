@@ -7,18 +7,16 @@ dictionary, beside its own state.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape
-from sparda.engine.tensor_file import TensorFiles, replacing, write_tensors
+from sparda.engine.tensor_file import TensorFiles, save_torch, write_tensors
 from sparda.engine.torch_file import Stored, TorchFile
 from sparda.engine.weights import Weights
 
@@ -48,15 +46,16 @@ class Forecast:
         """The layer's rows by query, in the order of a fused projection."""
         return {query: self.rows[query][layer] for query in NAMES if layer in self.rows.get(query, {})}
 
-    def check_fits(self, shape: ModelShape, lookahead: int = 1) -> None:
-        """Refuse a Forecast that is not the model's.
+    def check_fits(self, shape: ModelShape, lookahead: int = 1, heads: int = 1) -> None:
+        """Refuse a Forecast that is not the model's, or that has not so many ``heads`` per KV head.
 
         Each layer needs its forecast except the last ``lookahead``, which have no layer to look ahead to; each of the
         first ``lookahead`` needs its current-layer query. Raises SpardaError naming what is missing or misshapen.
         """
-        wanted = [("forecast", i) for i in range(shape.layers - lookahead)] + [("current", i) for i in range(lookahead)]
+        wanted = [("forecast", i) for i in range(shape.layers - lookahead)]
+        wanted += [("current", i) for i in range(min(lookahead, shape.layers))]
         missing = [tensor_name(q, i) for q, i in wanted if i not in self.rows.get(q, {})]
-        size = (shape.kv_width, shape.d_model)
+        size = (heads * shape.kv_width, shape.d_model)
         wrong = [
             f"{tensor_name(q, i)} {list(t.shape)}"
             for q, layers in self.rows.items()
@@ -67,9 +66,10 @@ class Forecast:
         if wrong:
             parts.append(f"{len(wrong)} that are not {list(size)} of {shape.layers} layers ({', '.join(wrong[:5])})")
         if parts:
+            more = f", {heads} heads per KV head" if heads > 1 else ""
             raise SpardaError(
-                f"{self.source}: no Forecast of {shape.name} for lookahead {lookahead}: tensors {' and '.join(parts)}; "
-                "give one that was trained on this model."
+                f"{self.source}: no Forecast of {shape.name} for lookahead {lookahead}{more}: tensors "
+                f"{' and '.join(parts)}; give one that was trained on this model."
             )
 
 
@@ -186,7 +186,4 @@ def write_forecast(
     # A view would drag its whole fused projection into the file.
     values = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     content = {"model_state_dict": values, "step": step, "base_model_path": base_model_path, **(extra or {})}
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+    save_torch(path, content)

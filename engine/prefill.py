@@ -68,9 +68,7 @@ def prefill(weights: Weights, tokens: Tensor, *, chunk: int = CHUNK, sample: int
             if queries is not None and start < sampled:
                 queries[layer, :, here] = q[:, : sampled - start]
             attended = _attend(s, q, keys[layer, :, : here.stop], values[layer, :, : here.stop])
-            x = x + attended @ w.output.T
-            gate, up = (normed(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
-            x = x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
+            x = fed_forward(s, w, x + attended @ w.output.T)
     return Prefilled(keys, values, normed(s, x[-1], weights.final_norm) @ weights.head.T, queries)
 
 
@@ -88,11 +86,22 @@ def normed(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
     return (scaled * weight.float()).to(x.dtype)
 
 
+def projected(s: ModelShape, w: LayerWeights, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [Hq, c, head_dim], keys and values [H, c, head_dim] of normed inputs [c, d_model]; nothing rotated."""
+    heads = (h @ w.fused[: s.q_width + 2 * s.kv_width].T).view(len(h), -1, s.head_dim).transpose(0, 1)
+    q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
+    return q, k, v
+
+
+def fed_forward(s: ModelShape, w: LayerWeights, x: Tensor) -> Tensor:
+    """The stream [c, d_model] after a layer's feed-forward."""
+    gate, up = (normed(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
+    return x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
+
+
 def _enter(s: ModelShape, w: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Write a chunk's keys and values [H, c, head_dim] in place; returns its rotated queries [Hq, c, head_dim]."""
-    rows = w.fused[: s.q_width + 2 * s.kv_width]
-    heads = (h @ rows.T).view(len(h), -1, s.head_dim).transpose(0, 1)
-    q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
+    q, k, v = projected(s, w, h)
     keys.copy_(rotated(k, cos, sin))
     values.copy_(v)
     return rotated(q, cos, sin)

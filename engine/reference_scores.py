@@ -82,7 +82,5 @@ def scorer_scores(
         own = keys[:, :, first : first + inside]
         if own.shape[2]:
             features = torch.cat([h, (query * own.mean(2)).flatten(1)], -1)
-            z = torch.nn.functional.layer_norm(features, features.shape[-1:])
-            hidden = torch.nn.functional.gelu(z @ scorer.hidden.float().T + scorer.hidden_bias)
-            scores[:, m] = hidden @ scorer.output
+            scores[:, m] = scorer.scores(features)
     return scores

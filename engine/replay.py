@@ -111,30 +111,6 @@ def replay_trace(
     return ReplayTrace(scores, None, None, spread.steps)
 
 
-def generated_trace(
-    shape: ModelShape,
-    spec: SparseSpec,
-    workload: Workload,
-    config: Config,
-    *,
-    blocks: int,
-    device: torch.device | str,
-    params: GeneratorParams,
-    steps: int,
-    seed: int = 0,
-) -> SelectionTrace:
-    """A trace of ``steps`` steps drawn from ``params`` for this very case: see ``generate``."""
-    return replay_trace(
-        shape,
-        spec,
-        workload,
-        config,
-        blocks=blocks,
-        device=device,
-        choices=drawn(shape, spec, workload, config, params=params, steps=steps, seed=seed),
-    )
-
-
 def drawn(
     shape: ModelShape,
     spec: SparseSpec,

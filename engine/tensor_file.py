@@ -127,6 +127,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         os.fsync(file.fileno())
 
 
+def save_torch(path: Path, content: Mapping[str, object]) -> None:
+    """Write plain objects and tensors with ``torch.save``, whole or not at all. Raises SpardaError where it cannot."""
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        torch.save(dict(content), file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """A name beside ``target`` to write a file or folder under; renamed to it when the block ends well, else removed.

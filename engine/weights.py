@@ -47,6 +47,12 @@ class ScorerWeights:
     hidden_bias: Tensor
     output: Tensor
 
+    def scores(self, features: Tensor) -> Tensor:
+        """[...] of features [..., d_model + kv_width]: hidden state, then query times key; in fp32."""
+        z = torch.nn.functional.layer_norm(features, features.shape[-1:])
+        found: Tensor = torch.nn.functional.gelu(z @ self.hidden.float().T + self.hidden_bias) @ self.output
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:

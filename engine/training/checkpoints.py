@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparda.engine.errors import SpardaError
-from sparda.engine.tensor_file import replacing
+from sparda.engine.tensor_file import save_torch
 
 _NAME = re.compile(r"ckpt-(\d+)\.pt")
 
@@ -52,18 +51,10 @@ def save(
         "sparse_config": dict(facts),
         "base_model_path": facts["model"],
     }
-    write(path_of(folder, step), content)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_torch(path_of(folder, step), content)
     for old in steps_in(folder)[:-keep]:
         path_of(folder, old).unlink(missing_ok=True)
-
-
-def write(path: Path, content: Mapping[str, object]) -> None:
-    """Write plain objects and tensors with ``torch.save``, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, open(temporary, "xb") as file:
-        torch.save(dict(content), file)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load(
@@ -80,13 +71,14 @@ def load(
     path = path_of(folder, step)
     content = read(path)
     check_same(path, content.get("sparse_config"), facts)
-    stored = content["model_state_dict"]
-    if set(stored) != set(values):
+    stored, state = content["model_state_dict"], content.get("optimizer_state_dict")
+    sizes = ({name: tuple(t.shape) for name, t in tensors.items()} for tensors in (stored, values))
+    if state is None or next(sizes) != next(sizes):
         raise SpardaError(f"{path}: holds other tensors than this training has; give a new --out.")
     with torch.no_grad():
         for name, tensor in values.items():
             tensor.copy_(stored[name])
-    optimizer.load_state_dict(content["optimizer_state_dict"])
+    optimizer.load_state_dict(state)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -97,9 +89,10 @@ def read(path: Path) -> dict[str, Any]:
         raise SpardaError(
             f"{path}: cannot be read ({type(error).__name__}); remove it to go on from an earlier one."
         ) from None
-    if not isinstance(content, dict) or "model_state_dict" not in content:
+    values = content.get("model_state_dict") if isinstance(content, dict) else None
+    if not isinstance(values, dict) or not all(isinstance(t, Tensor) for t in values.values()):
         raise SpardaError(f"{path}: is no checkpoint of a training; give a new --out.")
-    return content
+    return dict(content)
 
 
 def check_same(path: Path, before: object, facts: Mapping[str, object]) -> None:

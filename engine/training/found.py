@@ -21,8 +21,8 @@ def trained_forecasts(path: Path, shape: ModelShape) -> dict[tuple[int, int], Fo
     """Forecasts by (lookahead, heads per KV head).
 
     ``path``: the folder of a training, whose students are named by what they are (``d1-h1``); or one Forecast, file or
-    folder, which looks one layer ahead where its name does not say otherwise. Raises SpardaError where there is none,
-    and for one of another model.
+    folder, which looks one layer ahead where its name does not say otherwise. Whether they fit the model is for
+    ``Forecast.check_fits`` to say. Raises SpardaError where there is none.
     """
     if not path.exists():
         raise SpardaError(f"{path}: there is no such file or folder; give what `sparda quality train` wrote to.")
@@ -31,8 +31,6 @@ def trained_forecasts(path: Path, shape: ModelShape) -> dict[tuple[int, int], Fo
     if not found:
         alone, own = read_forecast(path), _STUDENT.fullmatch(path.name)
         found = {(int(own[1]) if own else 1, _heads(alone, shape)): alone}
-    for (ahead, heads), forecast in found.items():
-        _check(forecast, shape, ahead, heads)
     return found
 
 
@@ -61,16 +59,3 @@ def _scorer(file: Path, values: dict[str, Tensor], shape: ModelShape) -> ScorerW
 def _heads(forecast: Forecast, shape: ModelShape) -> int:
     rows = next((t for layers in forecast.rows.values() for t in layers.values()), None)
     return max(1, len(rows) // shape.kv_width) if rows is not None else 1
-
-
-def _check(forecast: Forecast, shape: ModelShape, ahead: int, heads: int) -> None:
-    size = (shape.kv_width * heads, shape.d_model)
-    wanted = [("forecast", i) for i in range(shape.layers - ahead)] + [("current", i) for i in range(ahead)]
-    for query, layer in wanted:
-        rows = forecast.rows[query].get(layer)
-        if rows is None or tuple(rows.shape) != size:
-            given = "missing" if rows is None else list(rows.shape)
-            raise SpardaError(
-                f"{forecast.source}: the {query} rows of layer {layer} are {given}; a Forecast of {shape.name}, "
-                f"{ahead} ahead, has {list(size)}: give one that was trained on this model."
-            )

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparda.engine.pooling import free_blocks
+from sparda.engine.reference_scores import windows
 from sparda.engine.shapes import SCORER_WIDTH, ModelShape, SparseSpec
 from sparda.engine.training.walk import LayerView
 from sparda.engine.weights import ScorerWeights, Weights
@@ -77,27 +79,23 @@ class ScorerRows:
             return None
         features, known = self.seen
         self.seen = None
-        return self._loss(self._scores(features), known, self._attended(view, positions), positions)
+        scores = ScorerWeights(self.hidden, self.hidden_bias, self.output).scores(features)
+        return self._loss(scores, known, self._attended(view, positions), positions)
 
     def _features(self, view: LayerView, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[N, M, d_model + kv_width], and which blocks have a compressed key of their own, bool [M]."""
         s, spec = self.shape, self.spec
         blocks, inside = spec.blocks(len(view.inputs)), (spec.block - spec.kernel) // spec.stride + 1
-        windows = view.keys.float().unfold(1, spec.kernel, spec.stride).mean(-1)
-        starts = torch.arange(blocks, device=windows.device)[:, None] * spec.keys_per_block
-        index = starts + torch.arange(inside, device=windows.device)
-        there = index < windows.shape[1]
-        own = windows[:, index.clamp(max=windows.shape[1] - 1)] * there[None, :, :, None]
+        compressed = windows(view.keys[None].float(), spec)[0]
+        starts = torch.arange(blocks, device=compressed.device)[:, None] * spec.keys_per_block
+        index = starts + torch.arange(inside, device=compressed.device)
+        there = index < compressed.shape[1]
+        own = compressed[:, index.clamp(max=compressed.shape[1] - 1)] * there[None, :, :, None]
         key = (own.sum(2) / there.sum(1).clamp(min=1)[None, :, None]).transpose(0, 1)
         query = view.queries[:, positions].float().view(s.kv_heads, s.group, -1, s.head_dim).mean(1).transpose(0, 1)
         product = (query[:, None] * key[None]).flatten(2)
         state = view.inputs[positions].float()[:, None].expand(-1, blocks, -1)
         return torch.cat([state, product], -1), there.any(1)
-
-    def _scores(self, features: Tensor) -> Tensor:
-        z = functional.layer_norm(features, features.shape[-1:])
-        scores: Tensor = functional.gelu(z @ self.hidden.T + self.hidden_bias) @ self.output
-        return scores
 
     @torch.no_grad()
     def _attended(self, view: LayerView, positions: Tensor) -> Tensor:
@@ -115,9 +113,7 @@ class ScorerRows:
 
     def _loss(self, scores: Tensor, known: Tensor, mass: Tensor, positions: Tensor) -> Tensor:
         spec, blocks = self.spec, mass.shape[1]
-        m = torch.arange(blocks, device=mass.device)
-        own = positions[:, None] // spec.block
-        free = known & (m >= spec.init_blocks) & (m < own - spec.local_blocks)
+        free = known & free_blocks(spec, positions, blocks)
         count = min(max(1, self.top_k - spec.forced), blocks)
         best = mass.masked_fill(~free, -1.0).topk(count, dim=-1)
         chosen = torch.zeros_like(free).scatter_(-1, best.indices, True) & free

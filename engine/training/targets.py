@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparda.engine.pooling import free_blocks, pooled
+from sparda.engine.reference_scores import windows
 from sparda.engine.shapes import SparseSpec
 from sparda.engine.training.walk import LayerView
 from sparda.kernels.forecast_loss import forecast_loss, forecast_loss_reference
@@ -41,8 +43,8 @@ class Teacher:
     @classmethod
     def of(cls, view: LayerView, spec: SparseSpec, top_k: int) -> Teacher:
         """The teacher of ``top_k`` blocks, those always chosen among them."""
-        windows = view.keys.float().unfold(1, spec.kernel, spec.stride).mean(-1).to(view.keys.dtype).contiguous()
-        return cls(view, spec, top_k, windows, fine_keys(view.keys))
+        compressed = windows(view.keys[None].float(), spec)[0].to(view.keys.dtype).contiguous()
+        return cls(view, spec, top_k, compressed, fine_keys(view.keys))
 
     @property
     def chunk(self) -> int:
@@ -58,14 +60,19 @@ class Teacher:
 
     def _retained(self, teacher: Tensor, start: int) -> Tensor:
         """The best blocks that are not forced, as many as top-k leaves for them."""
-        spec, free = self.spec, self.top_k - self.spec.forced
-        blocks = spec.blocks(self.view.keys.shape[1])
-        scores = block_scores(teacher, blocks, spec.keys_per_block)
-        candidate = free_blocks(spec, start, scores.shape[1], blocks, scores.device)
-        scores = scores.masked_fill(~candidate, -1.0)
-        best = scores.topk(min(max(free, 0), blocks), dim=-1)
-        retained = torch.zeros(scores.shape, dtype=torch.int8, device=scores.device)
-        return retained.scatter_(-1, best.indices, (best.values >= 0).to(torch.int8))
+        best, there = self._best(teacher, start)
+        blocks = self.spec.blocks(self.view.keys.shape[1])
+        retained = torch.zeros((*teacher.shape[:2], blocks), dtype=torch.int8, device=teacher.device)
+        return retained.scatter_(-1, best, there.to(torch.int8))
+
+    def _best(self, scores: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Of scores of compressed keys [H, N, C], none below 0: the best free blocks' ids, and which are any."""
+        blocks = self.spec.blocks(self.view.keys.shape[1])
+        positions = torch.arange(start, start + scores.shape[1], device=scores.device)
+        free = free_blocks(self.spec, positions, blocks)
+        by_block = pooled(scores, blocks, self.spec.keys_per_block).masked_fill(~free, -1.0)
+        best = by_block.topk(min(max(self.top_k - self.spec.forced, 0), blocks), dim=-1)
+        return best.indices, best.values >= 0
 
     def loss(self, f: Tensor, targets: Targets) -> Tensor:
         """KL divergence of Forecast queries f [H * n, N, head_dim] from the teacher, fp32 [H, N]: see the kernel."""
@@ -81,30 +88,12 @@ class Teacher:
 
         NaN for queries of which none was retained.
         """
-        spec, (kv_heads, count, blocks) = self.spec, targets.retained.shape
+        kv_heads, count = targets.retained.shape[:2]
         heads = f.float().view(kv_heads, -1, count, f.shape[-1])
         logits = torch.einsum("hnqd,hcd->hnqc", heads, self.compressed.float()) * f.shape[-1] ** -0.5
-        start = torch.arange(self.compressed.shape[1], device=f.device) * spec.stride
+        start = torch.arange(self.compressed.shape[1], device=f.device) * self.spec.stride
         t = torch.arange(targets.start, targets.start + count, device=f.device)
         probable = logits.masked_fill(start > t[:, None], -torch.inf).softmax(-1).mean(1)
-        free = free_blocks(spec, targets.start, count, blocks, f.device)
-        scores = block_scores(probable, blocks, spec.keys_per_block).masked_fill(~free, -1.0)
-        best = scores.topk(min(max(self.top_k - spec.forced, 0), blocks), dim=-1)
-        caught = targets.retained.gather(-1, best.indices) * (best.values >= 0)
+        best, there = self._best(probable, targets.start)
+        caught = targets.retained.gather(-1, best) * there
         return caught.sum(-1) / targets.retained.sum(-1)
-
-
-def block_scores(scores: Tensor, blocks: int, per: int) -> Tensor:
-    """The largest of scores [..., C], none below 0, that touch each block: ``per`` that begin in it, one before."""
-    # Beyond the last compressed key there is nothing to lose by a zero.
-    whole = torch.nn.functional.pad(scores, (0, blocks * per - scores.shape[-1]))
-    grouped = whole.unflatten(-1, (blocks, per))
-    before = torch.nn.functional.pad(grouped[..., :-1, -1], (1, 0))
-    return torch.maximum(grouped.amax(-1), before)
-
-
-def free_blocks(spec: SparseSpec, start: int, count: int, blocks: int, device: torch.device) -> Tensor:
-    """Boolean [count, blocks]: blocks that a query from ``start`` on may choose, none of the forced ones."""
-    own = torch.arange(start, start + count, device=device)[:, None] // spec.block
-    m = torch.arange(blocks, device=device)
-    return (m >= spec.init_blocks) & (m < own - spec.local_blocks)

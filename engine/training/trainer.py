@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sparda.engine.errors import SpardaError
 from sparda.engine.loader import write_text
 from sparda.engine.shapes import SparseSpec
 from sparda.engine.training import checkpoints
@@ -139,10 +140,16 @@ class Trainer:
         for part, optimizer in zip(self.parts, self._optimizers, strict=True):
             checkpoints.load(out / part.name, part.named, optimizer, self.step, self.facts)
         if (out / LOG).is_file():
-            lines = (json.loads(line) for line in (out / LOG).read_text(encoding="utf-8").splitlines())
-            self.log = [StepLog(**line) for line in lines if line["step"] <= self.step]
+            self.log = [line for line in _read_log(out / LOG) if line.step <= self.step]
 
     def _save(self, out: Path) -> None:
         for part, optimizer in zip(self.parts, self._optimizers, strict=True):
             checkpoints.save(out / part.name, part.named, optimizer, self.step, self.facts, self.training.keep)
         write_text(out / LOG, "".join(json.dumps(asdict(line)) + "\n" for line in self.log))
+
+
+def _read_log(path: Path) -> list[StepLog]:
+    try:
+        return [StepLog(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (ValueError, TypeError) as error:
+        raise SpardaError(f"{path}: is damaged ({error}); remove it: the checkpoints do without.") from None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from sparda.engine.errors import SpardaError
-from sparda.engine.prefill import BACKENDS, normed, rotated
+from sparda.engine.prefill import BACKENDS, fed_forward, normed, projected, rotated
 from sparda.engine.shapes import ModelShape
 from sparda.engine.weights import LayerWeights, Weights, rope_table
 
@@ -57,9 +57,7 @@ def walk(
         attended = _attend(s, view, values)
         del view, values
         for here in parts:
-            y = x[here] + attended[here] @ w.output.T
-            gate, up = (normed(s, y, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
-            x[here] = y + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
+            x[here] = fed_forward(s, w, x[here] + attended[here] @ w.output.T)
         del attended
 
 
@@ -67,14 +65,13 @@ def _enter(
     s: ModelShape, layer: int, w: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, parts: list[slice]
 ) -> tuple[LayerView, Tensor]:
     """The layer's view of the stream x [S, d_model], and its values [H, S, head_dim]."""
-    length, rows = len(x), w.fused[: s.q_width + 2 * s.kv_width]
+    length = len(x)
     inputs = torch.empty_like(x)
     queries = x.new_empty(s.heads, length, s.head_dim)
     keys, values = x.new_empty(2, s.kv_heads, length, s.head_dim).unbind()
     for here in parts:
         inputs[here] = normed(s, x[here], w.norm)
-        heads = (inputs[here] @ rows.T).unflatten(-1, (-1, s.head_dim)).transpose(0, 1)
-        q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
+        q, k, v = projected(s, w, inputs[here])
         queries[:, here] = rotated(q, cos[here], sin[here])
         keys[:, here] = rotated(k, cos[here], sin[here])
         values[:, here] = v

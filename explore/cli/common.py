@@ -6,12 +6,13 @@ import argparse
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sparda.engine.errors import SpardaError
 
 if TYPE_CHECKING:
     from sparda.calibrate.profile import Profile
+    from sparda.engine.weights import Weights
     from sparda.explore.scenario import Scenario
     from sparda.explore.table import CtaTable
 
@@ -83,6 +84,26 @@ def table_of(profile: Profile, scenario: Scenario) -> CtaTable:
     table = cta_table(profile, scenario, each=progress.step)
     progress.close()
     return table
+
+
+VALUE_BYTES = {"bfloat16": 2, "float32": 4}
+"""Bytes of a value by what --dtype may say."""
+
+
+def check_checkpoint(path: Path) -> None:
+    """Refuse a checkpoint that is not there. Raises SpardaError."""
+    if not path.exists():
+        raise SpardaError(f"--checkpoint {path}: there is no such folder or file; check the path.")
+
+
+def load_model(path: Path, device: str, dtype: str, **forecast: Any) -> Weights:
+    """The model of a checkpoint folder or a GGUF file; ``forecast``: what to load with it. Raises SpardaError."""
+    from sparda.engine.checkpoint import load_checkpoint
+    from sparda.engine.gguf_file import load_gguf
+
+    check_checkpoint(path)
+    load = load_checkpoint if path.is_dir() else load_gguf
+    return load(path, device=device, value_bytes=VALUE_BYTES[dtype], **forecast)
 
 
 def require_engine(command: str) -> None:

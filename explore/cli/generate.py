@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 from sparda.engine.config import POLICIES
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import SparseSpec
-from sparda.explore.cli.common import Output, add_json, add_overrides, require_engine, whole
+from sparda.explore.cli.common import (
+    VALUE_BYTES,
+    Output,
+    add_json,
+    add_overrides,
+    check_checkpoint,
+    load_model,
+    require_engine,
+    whole,
+)
 
 if TYPE_CHECKING:
     from sparda.engine.batch import Batch, Generation
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
     from sparda.engine.weights import Weights
     from sparda.explore.scenario import Scenario
 
-VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 TURNED = ("config.", "workload.batch")
 """What --set may change here: the rest of a workload follows from the prompts."""
 
@@ -139,8 +147,7 @@ def _tokenizer(path: Path, needed: bool) -> Any:
     """The checkpoint's tokenizer, or None where there is none and all prompts are token ids."""
     from sparda.engine.tokenizer import tokenizer_of
 
-    if not path.exists():
-        raise SpardaError(f"--checkpoint {path}: there is no such folder or file; check the path.")
+    check_checkpoint(path)
     try:
         found = tokenizer_of(path)
     except SpardaError:
@@ -154,13 +161,8 @@ def _tokenizer(path: Path, needed: bool) -> Any:
 
 def _weights(args: argparse.Namespace, config: Config, device: str) -> tuple[Weights, str]:
     """The model, and whose Forecast chooses: the ``checkpoint``'s, the ``proxy`` or ``none``."""
-    from sparda.engine.checkpoint import load_checkpoint
-    from sparda.engine.gguf_file import load_gguf
-
-    path, value_bytes = args.checkpoint, VALUE_BYTES[args.dtype]
-    load = load_checkpoint if path.is_dir() else load_gguf
     trained = {"forecast": args.forecast, "lookahead": config.lookahead} if args.forecast else {}
-    return _with_forecast(load(path, device=device, value_bytes=value_bytes, **trained), config)
+    return _with_forecast(load_model(args.checkpoint, device, args.dtype, **trained), config)
 
 
 def _with_forecast(weights: Weights, config: Config) -> tuple[Weights, str]:

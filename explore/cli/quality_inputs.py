@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparda.engine.errors import SpardaError
-from sparda.explore.cli.common import whole
+from sparda.explore.cli.common import VALUE_BYTES, load_model, whole
 
 if TYPE_CHECKING:
     from sparda.calibrate.measure.quality.documents import Document
     from sparda.engine.shapes import ModelShape, SparseSpec
     from sparda.engine.weights import Weights
-
-VALUE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 class Tokens(Protocol):
@@ -62,14 +60,7 @@ def weights_of(args: argparse.Namespace) -> Weights:
     """The model, on a GPU where there is one."""
     import torch
 
-    from sparda.engine.checkpoint import load_checkpoint
-    from sparda.engine.gguf_file import load_gguf
-
-    if not args.checkpoint.exists():
-        raise SpardaError(f"--checkpoint {args.checkpoint}: there is no such folder or file; check the path.")
-    load = load_checkpoint if args.checkpoint.is_dir() else load_gguf
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return load(args.checkpoint, device=device, value_bytes=VALUE_BYTES[args.dtype])
+    return load_model(args.checkpoint, "cuda" if torch.cuda.is_available() else "cpu", args.dtype)
 
 
 def context_of(args: argparse.Namespace, weights: Weights) -> int:

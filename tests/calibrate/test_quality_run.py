@@ -162,7 +162,7 @@ def test_the_distances_of_a_document_are_counted_on_the_others(tmp_path: Path) -
     [
         ({"parts": ("recal",)}, "part 'recal' is not known"),
         ({"documents": ()}, "no documents were given"),
-        ({"forecasts": {(1, 2): wide_forecast(1)}}, r"q_future_proj.weight is \[32, 48\], \[64, 48\] is wanted"),
+        ({"forecasts": {(1, 2): wide_forecast(1)}}, r"2 heads per KV head: tensors 8 that are not \[64, 48\]"),
         ({"documents": texts(1, 90)}, "has 90 tokens and 150 are measured on"),
         ({"documents": [*texts(1), *texts(1)]}, "two documents have the same name"),
         ({"scope": replace(SCOPE, top_ks=(3,))}, "top_k 3: 3 blocks are always chosen"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.quality import view as views
-from sparda.calibrate.measure.quality.blocks import Grid, pooled
+from sparda.calibrate.measure.quality.blocks import Grid
 from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.selectors import chooser
 from sparda.calibrate.measure.quality.view import Chooser, View
@@ -23,6 +23,7 @@ from sparda.engine import reference_scores
 from sparda.engine.config import Config
 from sparda.engine.errors import SpardaError
 from sparda.engine.forecast_file import forecast_of
+from sparda.engine.pooling import pooled
 from sparda.engine.prefill import prefill
 from sparda.engine.reference import ReferenceDecoder
 from sparda.engine.shapes import SparseSpec

@@ -24,7 +24,7 @@ from sparda.engine.errors import SpardaError
 from sparda.engine.policies import make_plan
 from sparda.engine.recorder import recording
 from sparda.engine.reference import chosen_blocks
-from sparda.engine.replay import ReplayTrace, drawn, follows, generated_trace, replay_trace
+from sparda.engine.replay import ReplayTrace, drawn, follows, replay_trace
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.tiers import Tiers
 from sparda.engine.weights import Weights, random_weights
@@ -174,11 +174,3 @@ def test_choices_that_the_engine_could_not_make_are_not_replayed() -> None:
     assert "leaves out a block that is always chosen" in follows(Choices(choices.facts, unforced), *case)
     with pytest.raises(SpardaError, match="have room for 31; decode fewer steps"):
         replay_trace(SHAPE, *case, blocks=31, device="cpu", choices=choices)
-
-
-def test_a_generated_trace_is_made_for_the_case() -> None:
-    case = (SHAPE, SPEC, Workload(2, CONTEXT), config_of())
-    trace = generated_trace(*case, blocks=40, device="cpu", params=PARAMS, steps=STEPS, seed=4)
-    same = replay_trace(*case, blocks=40, device="cpu", choices=drawn_for(config_of()))
-    assert (trace.miss_rate, trace.turnover) == (None, None)
-    assert trace.scores.equal(same.scores)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparda.engine.errors import SpardaError
 from sparda.engine.forecast_file import read_forecast
+from sparda.engine.pooling import free_blocks, pooled
 from sparda.engine.prefill import prefill
 from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.engine.training import targets as chunked
@@ -25,7 +26,7 @@ from sparda.engine.training.forecast import ForecastRows
 from sparda.engine.training.found import trained_forecasts, trained_scorer
 from sparda.engine.training.judge import judge
 from sparda.engine.training.scorer import ScorerRows
-from sparda.engine.training.targets import Targets, Teacher, block_scores, free_blocks
+from sparda.engine.training.targets import Targets, Teacher
 from sparda.engine.training.trainer import StepLog, Trainer
 from sparda.engine.training.walk import LayerView, walk
 from sparda.engine.weights import Weights, proxy_rows, random_weights, rope_table
@@ -100,7 +101,7 @@ def test_targets_do_not_depend_on_where_chunks_end() -> None:
 
 def test_a_teacher_retains_as_many_free_blocks_as_top_k_leaves_and_none_that_is_forced() -> None:
     retained = Teacher.of(views()[1], SPEC, 6).targets(0, 170).retained
-    free = free_blocks(SPEC, 0, 170, 11, retained.device)
+    free = free_blocks(SPEC, torch.arange(170), 11)
     assert not bool((retained.bool() & ~free).any())
     expected = free.sum(-1).clamp(max=6 - SPEC.forced)
     assert torch.equal(retained.sum(-1), expected.expand(2, -1).to(retained.sum(-1).dtype))
@@ -108,7 +109,7 @@ def test_a_teacher_retains_as_many_free_blocks_as_top_k_leaves_and_none_that_is_
 
 def test_a_block_scores_the_best_key_that_begins_in_it_or_just_before() -> None:
     scores = torch.tensor([[0.1, 0.2, 0.3, 0.9, 0.4, 0.1, 0.1, 0.2, 0.5]])
-    assert block_scores(scores, 4, 4).tolist() == [pytest.approx([0.9, 0.9, 0.5, 0.0])]
+    assert pooled(scores, 4, 4).tolist() == [pytest.approx([0.9, 0.9, 0.5, -torch.inf])]
 
 
 def plain_loss(rows: ForecastRows) -> Tensor:
@@ -193,6 +194,22 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:900])
     with pytest.raises(SpardaError, match=r"ckpt-4\.pt: cannot be read .* earlier one"):
         trainer(tmp_path)
+
+
+def test_a_damaged_log_is_named_and_may_be_removed(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(SpardaError, match=r"log\.jsonl: is damaged .* remove it"):
+        trainer(tmp_path)
+    (tmp_path / "log.jsonl").unlink()
+    assert trainer(tmp_path).step == 4
+
+
+def test_a_checkpoint_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    wide = random_weights(replace(SHAPE, d_model=64), "cpu", seed=3)
+    with pytest.raises(SpardaError, match=r"ckpt-4\.pt: holds other tensors"):
+        Trainer(wide, SPEC, TRAINING, STUDENTS, sequences(), tmp_path)
 
 
 def test_only_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -300,9 +317,11 @@ def test_one_forecast_looks_as_far_ahead_as_its_name_says_and_its_heads_are_coun
     assert trained_scorer(tmp_path, SHAPE) is None
 
 
-def test_a_forecast_of_another_model_and_a_folder_of_none_are_named(tmp_path: Path, whole: Trainer) -> None:
+def test_a_forecast_is_checked_by_its_heads_and_a_folder_of_none_is_named(tmp_path: Path, whole: Trainer) -> None:
     assert whole.out is not None
+    wide = trained_forecasts(whole.out, SHAPE)[2, 2]
+    wide.check_fits(SHAPE, 2, 2)
     with pytest.raises(SpardaError, match="trained on this model"):
-        trained_forecasts(whole.out, replace(SHAPE, layers=4))
+        wide.check_fits(SHAPE, 2, 4)
     with pytest.raises(SpardaError, match="no such file or folder"):
         trained_forecasts(tmp_path / "nowhere", SHAPE)

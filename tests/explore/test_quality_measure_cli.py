@@ -141,7 +141,7 @@ def test_a_forecast_of_another_model_is_refused(here: Path, capsys: Capture) -> 
     printed(capsys, TRAIN)
     write_model(here / "other", d_model=48)
     said = mistake(capsys, options(FEW, checkpoint="other", forecast="trained"))
-    assert "a Forecast of other, 1 ahead, has [16, 48]: give one that was trained on this model" in said
+    assert "no Forecast of other for lookahead 1: tensors 3 that are not [16, 48] of 3 layers" in said
 
 
 def test_another_measurement_is_not_gone_on_with(capsys: Capture) -> None:

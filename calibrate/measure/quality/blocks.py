@@ -78,13 +78,3 @@ def ranked(scores: Tensor, count: int) -> Tensor:
     """Ids of the ``count`` best blocks (all where there are fewer), best first, of equals the lowest: int64."""
     # `topk` leaves open which of two equals comes first; adjacent blocks that share a window's maximum are equal.
     return scores.sort(stable=True, dim=-1, descending=True).indices[..., :count]
-
-
-def pooled(scores: Tensor, blocks: int, per: int) -> Tensor:
-    """The largest of the scores [..., C] that touch each block: the ``per`` that begin in it and the one before.
-
-    As ``engine.reference_scores.pooled``; a score of minus infinity counts as none.
-    """
-    padded = torch.nn.functional.pad(scores, (1, blocks * per - scores.shape[-1]), value=-torch.inf)
-    best = padded[..., 1:].unflatten(-1, (blocks, per)).amax(-1)
-    return torch.maximum(best, padded[..., : blocks * per : per])

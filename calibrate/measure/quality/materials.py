@@ -9,9 +9,7 @@ from torch import Tensor
 
 from sparda.calibrate.quality import Choice
 from sparda.engine.config import Config
-from sparda.engine.errors import SpardaError
-from sparda.engine.forecast_file import Forecast, tensor_name
-from sparda.engine.shapes import ModelShape
+from sparda.engine.forecast_file import Forecast
 from sparda.engine.weights import ScorerWeights, Weights
 
 SHARING_LAYER = Config().score_layer
@@ -60,21 +58,3 @@ def missing(choice: Choice, m: Materials) -> str:
     }
     there, what = wanted.get(choice.selector, (True, ""))
     return "" if there else what
-
-
-def check_forecast(forecast: Forecast, shape: ModelShape, lookahead: int, heads: int) -> None:
-    """Refuse a Forecast without the rows that a choice takes, each [heads * kv_width, d_model].
-
-    As ``Forecast.check_fits``, for any number of heads. Raises SpardaError naming the first tensor at fault.
-    """
-    wanted = [("forecast", i) for i in range(shape.layers - lookahead)]
-    wanted += [("current", i) for i in range(min(lookahead, shape.layers))]
-    size = (heads * shape.kv_width, shape.d_model)
-    for query, layer in wanted:
-        rows = forecast.rows.get(query, {}).get(layer)
-        if rows is None or tuple(rows.shape) != size:
-            has = "is missing" if rows is None else f"is {list(rows.shape)}"
-            raise SpardaError(
-                f"{forecast.source}: no Forecast of {shape.name} for lookahead {lookahead} with {heads} heads per KV "
-                f"head: {tensor_name(query, layer)} {has}, {list(size)} is wanted; give one that was trained so."
-            )

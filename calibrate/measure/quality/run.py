@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from sparda.calibrate.measure.quality.assemble import assemble
-from sparda.calibrate.measure.quality.materials import Materials, check_forecast
+from sparda.calibrate.measure.quality.materials import Materials
 from sparda.calibrate.measure.quality.retrieved import Case
 from sparda.calibrate.measure.quality.scope import PARTS, Scope
 from sparda.calibrate.measure.quality.selectors import chooser
@@ -62,7 +62,7 @@ def measure_quality(
     scope = scope or Scope()
     scope.check(weights.shape, spec)
     for (ahead, heads), forecast in forecasts.items():
-        check_forecast(forecast, weights.shape, ahead, heads)
+        forecast.check_fits(weights.shape, ahead, heads)
     unknown = sorted(set(parts) - set(PARTS))
     if unknown or not documents:
         what = f"part {unknown[0]!r} is not known" if unknown else "no documents were given"

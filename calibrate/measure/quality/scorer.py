@@ -33,7 +33,4 @@ def _scores(scorer: ScorerWeights, view: View, due: Tensor) -> Tensor:
     query = view.grouped[:, :, due].mean(1).transpose(0, 1)
     h = view.inputs[view.layer][due].float()[:, None].expand(-1, grid.blocks, -1)
     features = torch.cat([h, (query[:, None] * own).flatten(2)], -1)
-    z = torch.nn.functional.layer_norm(features, features.shape[-1:])
-    hidden = torch.nn.functional.gelu(z @ scorer.hidden.float().T + scorer.hidden_bias)
-    scores: Tensor = (hidden @ scorer.output).masked_fill(known == 0, -torch.inf)
-    return scores
+    return scorer.scores(features).masked_fill(known == 0, -torch.inf)

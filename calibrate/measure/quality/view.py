@@ -9,7 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparda.calibrate.measure.quality.blocks import Grid, pooled
+from sparda.calibrate.measure.quality.blocks import Grid
+from sparda.engine.pooling import pooled
+from sparda.engine.prefill import rotated
 from sparda.engine.reference_scores import windows
 from sparda.engine.shapes import ModelShape
 
@@ -119,9 +121,3 @@ def pieces(count: int, elements: int, device: torch.device) -> Iterator[slice]:
     """Slices of ``count`` rows of so many elements each."""
     step = max(1, min(count, ELEMENTS.get(device.type, ELEMENTS["cpu"]) // max(1, elements)))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Pairs i with i + D / 2 of x [heads, Q, D], in fp32, rounded once."""
-    a, b = x.float().chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sparda.calibrate.measure.quality.blocks import Grid
-from sparda.calibrate.measure.quality.view import Chooser, View, pieces, rotated
+from sparda.calibrate.measure.quality.view import Chooser, View, pieces
 from sparda.engine.errors import SpardaError
 from sparda.engine.partial import SAMPLE, partial_basis
-from sparda.engine.prefill import prefill
-from sparda.engine.shapes import ModelShape, SparseSpec
-from sparda.engine.weights import LayerWeights, Weights, rope_table
+from sparda.engine.prefill import fed_forward, normed, prefill, projected, rotated
+from sparda.engine.shapes import SparseSpec
+from sparda.engine.weights import Weights, rope_table
 
 KEPT = 5
 """Layers whose inputs a selector may still see: its own and the four before."""
@@ -93,30 +93,14 @@ def run_window(
         for layer, w in enumerate(weights.layers):
             inputs[layer] = h = normed(s, x, w.norm)
             inputs.pop(layer - KEPT, None)
-            q, k, v = _heads(s, w, h)
+            q, k, v = projected(s, w, h)
             keys = torch.cat([prefix.keys[layer], rotated(k, cos, sin)], 1)
             values = torch.cat([prefix.values[layer], v], 1)
             view = View(s, grid, layer, inputs, rotated(q, cos, sin), keys, cos, sin)
-            x = x + _attended(view, values, choose(view)) @ w.output.T
-            gate, up = (normed(s, x, w.ffn_norm) @ w.gate_up.T).chunk(2, -1)
-            x = x + (torch.nn.functional.silu(gate.float()) * up.float()).to(x.dtype) @ w.down.T
+            x = fed_forward(s, w, x + _attended(view, values, choose(view)) @ w.output.T)
         if not loss:
             return Predicted(x.new_empty(0, dtype=torch.float32), ids.new_empty(0, dtype=torch.bool))
         return _predicted(weights, x[:-1], ids[1:])
-
-
-def normed(s: ModelShape, x: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm in fp32, rounded once."""
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + s.norm_eps)
-    return (scaled * weight.float()).to(x.dtype)
-
-
-def _heads(s: ModelShape, w: LayerWeights, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [Hq, Q, D], keys and values [H, Q, D], not rotated."""
-    heads = (h @ w.fused[: s.q_width + 2 * s.kv_width].T).view(len(h), -1, s.head_dim).transpose(0, 1)
-    q, k, v = heads.split([s.heads, s.kv_heads, s.kv_heads])
-    return q, k, v
 
 
 def _attended(view: View, values: Tensor, chosen: Tensor | None) -> Tensor:
