@@ -106,13 +106,13 @@ def load_model(path: Path, device: str, dtype: str, **forecast: Any) -> Weights:
     return load(path, device=device, value_bytes=VALUE_BYTES[dtype], **forecast)
 
 
-def require_engine(command: str) -> None:
-    """Refuse to run kernels where torch or Triton is not installed."""
+def require_engine(command: str, where: str = "on a machine with a CUDA GPU") -> None:
+    """Refuse to run kernels where torch or Triton is not installed; ``where`` the command runs with them."""
     missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
     if missing:
         raise SpardaError(
-            f"{command} runs kernels and needs {' and '.join(missing)}; install with "
-            "`pip install 'sparda[engine]'` on a machine with a CUDA GPU."
+            f"{command} runs kernels and needs {' and '.join(missing)}; install with `pip install 'sparda[engine]'` "
+            f"{where}."
         )
 
 

@@ -73,18 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """Decode. Raises SpardaError without torch, Triton or a GPU."""
-    return generated(args, lambda _batch: nullcontext())
+    return generated(args, "generate", lambda _batch: nullcontext())
 
 
-def generated(args: argparse.Namespace, beside: Callable[[Batch], AbstractContextManager[object]]) -> Output:
-    """Decode inside of what ``beside`` makes of the batch. Raises SpardaError as ``run`` does."""
+def generated(
+    args: argparse.Namespace, command: str, beside: Callable[[Batch], AbstractContextManager[object]]
+) -> Output:
+    """Decode inside of what ``beside`` makes of the batch, for ``command``. Raises SpardaError as ``run`` does."""
     scenario = _scenario(args)
     if args.max_new < 1:
         raise SpardaError(f"--max-new {args.max_new}: ask for at least 1 new token.")
     if not args.prompts:
         raise SpardaError("no prompt is given; give --prompt TEXT, --prompt-file FILE or --token-ids 1,2,3.")
-    require_engine("generate")
-    device = _device()
+    require_engine(command)
+    device = _device(command)
     tokenizer = _tokenizer(args.checkpoint, needed=any(p.text for p in args.prompts))
     prompts = [list(p.ids) or list(tokenizer.encode(p.text).ids) for p in args.prompts]
     from sparda.engine.batch import Batch
@@ -130,7 +132,7 @@ def _scenario(args: argparse.Namespace) -> Scenario:
     return load_scenario(None, [*args.overrides, *policy])
 
 
-def _device() -> str:
+def _device(command: str) -> str:
     import torch
 
     if torch.cuda.is_available():
@@ -139,7 +141,7 @@ def _device() -> str:
         # Triton's interpreter: right for a tiny model, and slow.
         return "cpu"
     raise SpardaError(
-        "generate decodes on a CUDA GPU and none is visible; run it on a machine with one (see `sparda doctor`)."
+        f"{command} decodes on a CUDA GPU and none is visible; run it on a machine with one (see `sparda doctor`)."
     )
 
 

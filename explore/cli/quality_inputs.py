@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparda.engine.errors import SpardaError
-from sparda.explore.cli.common import VALUE_BYTES, load_model, whole
+from sparda.explore.cli.common import VALUE_BYTES, check_checkpoint, load_model, whole
 
 if TYPE_CHECKING:
     from sparda.calibrate.measure.quality.documents import Document
@@ -44,6 +44,7 @@ def documents_of(args: argparse.Namespace, role: str) -> tuple[Document, ...]:
     """The texts, or the token file's documents of that role. Raises SpardaError where there are none."""
     from sparda.calibrate.measure.quality.documents import read, tokenize
 
+    check_checkpoint(args.checkpoint)
     if args.tokens:
         found = read(args.tokens).of_role(role)
         if not found:

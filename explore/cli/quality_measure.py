@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """Measure, and show the profile. Raises SpardaError for a model or texts that do not do."""
-    require_engine("quality measure")
+    require_engine("quality measure", "here, or on a machine with a GPU for a model that is not small")
     from sparda.calibrate.measure.quality.run import measure_quality
     from sparda.calibrate.measure.quality.scope import PARTS
     from sparda.calibrate.quality import write_quality

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Output:
     """Train, and judge on what was not trained on. Raises SpardaError for a model or texts that do not do."""
-    require_engine("quality train")
+    require_engine("quality train", "here, or on a machine with a GPU for a model that is not small")
     from sparda.engine.training.config import Student, Training
 
     students = [Student(d, n, args.begin) for d in args.lookahead for n in args.heads]

@@ -92,19 +92,29 @@ def run(args: argparse.Namespace) -> Output:
 def _record(args: argparse.Namespace) -> Output:
     from sparda.engine.dynamics.choices_file import write_choices
 
-    found: list[Choices] = []
+    written: list[tuple[Choices, int]] = []
+    # Before anything is decoded: what cannot be written then would be lost.
+    out = write_folder_of(args.out)
+    if out.is_dir():
+        raise SpardaError(f"--out {out} is a folder; give a file.")
 
     @contextmanager
     def beside(batch: Batch) -> Iterator[None]:
         from sparda.engine.recorder import recording
 
         with recording(batch.decoder) as recorder:
-            yield
-        found.append(recorder.choices(conditions=args.note))
+            try:
+                yield
+            finally:
+                # What was chosen before an interruption is worth keeping too.
+                if recorder.sequences:
+                    choices = recorder.choices(conditions=args.note)
+                    written.append((choices, write_choices(out, choices)))
 
-    output = generate_command.generated(args, beside)
-    choices = found[0]
-    size = write_choices(write_folder_of(args.out), choices)
+    output = generate_command.generated(args, "trace record", beside)
+    if not written:
+        raise SpardaError("no step was recorded; decode at least one token after a prompt's first.")
+    choices, size = written[0]
     data = {**output.data, "out": str(args.out), "bytes": size, "steps": choices.steps, "facts": asdict(choices.facts)}
     return Output(data, f"{_written(args.out, choices, size)}\nNext: sparda trace show {args.out}")
 

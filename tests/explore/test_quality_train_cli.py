@@ -144,7 +144,7 @@ def test_a_text_that_is_empty_or_no_text_is_refused(here: Path, capsys: Capture)
     (here / "bytes.txt").write_bytes(b"\xff\xfe\x00")
     words = texts(here)
     assert "no text has 256 tokens, the longest 0" in mistake(capsys, options(words, text="empty.txt"))
-    assert "bytes.txt: cannot be read as UTF-8" in mistake(capsys, options(words, text="bytes.txt"))
+    assert "bytes.txt: is no UTF-8 text" in mistake(capsys, options(words, text="bytes.txt"))
     assert "nowhere.txt: cannot be read" in mistake(capsys, options(words, text="nowhere.txt"))
 
 

@@ -196,10 +196,8 @@ def test_a_trace_of_the_very_case_is_replayed(folder: Path, capsys: Capture, mon
     assert "policy dense chooses no blocks" in mistake(capsys, "run", "f.choices", *FEW, "--set", "config.policy=dense")
 
 
-@interpreted
-def test_prompts_are_decoded_and_their_choices_kept(
-    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of random weights, whatever its path."""
     torch = pytest.importorskip("torch", reason="the engine needs torch")
     from sparda.engine.shapes import ModelShape
     from sparda.engine.weights import random_weights
@@ -215,6 +213,13 @@ def test_prompts_are_decoded_and_their_choices_kept(
         module: Any = types.ModuleType(f"sparda.engine.{name}")
         vars(module).update(functions)
         monkeypatch.setitem(sys.modules, f"sparda.engine.{name}", module)
+
+
+@interpreted
+def test_prompts_are_decoded_and_their_choices_kept(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model(monkeypatch)
     words = ["record", "--checkpoint", ".", "--max-new", "3", "--token-ids", "1,2,3", "--token-ids", "4,5"]
     data = one_object(capsys, *words, "--note", "two short ones", "--out", "r.choices")
     assert (data["decoded"], data["steps"], data["facts"]["context_tokens"]) == (6, 2, [3, 2])
@@ -222,5 +227,27 @@ def test_prompts_are_decoded_and_their_choices_kept(
     assert (recorded.facts.model, recorded.facts.conditions) == ("tiny", "two short ones")
     assert recorded.blocks[..., 0].tolist() == [[[0, 0]] * 2] * 2, "so short a context has one block"
     assert "no prompt is given" in mistake(capsys, "record", "--checkpoint", ".", "--out", "r.choices")
+    assert "--out . is a folder" in mistake(capsys, *words, "--out", ".")
     one_token = ["record", "--checkpoint", ".", "--max-new", "1", "--token-ids", "1", "--out", "s.choices"]
     assert "no step was recorded" in mistake(capsys, *one_token)
+
+
+@interpreted
+def test_an_interrupted_recording_keeps_what_was_chosen(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model(monkeypatch)
+    from sparda.engine.batch import Batch
+
+    taken, step = iter(range(2)), Batch.step
+
+    def interrupted(batch: Batch) -> list[tuple[int, int]]:
+        if next(taken, None) is None:
+            raise KeyboardInterrupt
+        return step(batch)
+
+    monkeypatch.setattr(Batch, "step", interrupted)
+    longer = ["record", "--checkpoint", ".", "--max-new", "9", "--token-ids", "1,2,3", "--out", "cut.choices"]
+    assert cli.main(["trace", *longer]) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert read_choices(folder / "cut.choices").steps == 2, "what was chosen before is there"

@@ -195,8 +195,10 @@ def _pieces(text: str) -> Iterator[str]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpardaError(f"{path}: cannot be read as UTF-8 ({error}); collect the texts anew.") from None
+    except UnicodeDecodeError as error:
+        raise SpardaError(f"{path}: is no UTF-8 text (byte {error.start}: {error.reason}); convert it.") from None
+    except OSError as error:
+        raise SpardaError(f"{path}: cannot be read ({error.strerror}); check the path.") from None
 
 
 def ids_sha256(ids: Ids) -> str:
