@@ -229,7 +229,8 @@ def test_prompts_are_decoded_and_their_choices_kept(
     assert "no prompt is given" in mistake(capsys, "record", "--checkpoint", ".", "--out", "r.choices")
     assert "--out . is a folder" in mistake(capsys, *words, "--out", ".")
     one_token = ["record", "--checkpoint", ".", "--max-new", "1", "--token-ids", "1", "--out", "s.choices"]
-    assert "no step was recorded" in mistake(capsys, *one_token)
+    assert cli.main(["trace", *one_token]) == 2
+    assert "sparda: no step was recorded; decode at least one token" in capsys.readouterr().err
 
 
 @interpreted
