@@ -45,7 +45,7 @@ PARTS = {
         Part("policies", policies.measure_policies, 0.9, policies.cases, calibrates=False),
         Part("residency", policies.measure_residency, 2.5, policies.residency_cases, calibrates=False),
         Part("handicap", handicap.measure_handicap, 0.44, handicap.cases, calibrates=False),
-        Part("training", training.measure_training, 25.0, training.cases, calibrates=False),
+        Part("training", training.measure_training, 33.0, training.cases, calibrates=False),
         # Files, not rows: none is counted.
         Part("traces", steptrace.measure_step_traces, 0.0, lambda shape: (), calibrates=False),
     )

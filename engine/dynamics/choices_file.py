@@ -1,7 +1,7 @@
 """Choices in a file: a line that says what it is, a JSON header, planes of small numbers compressed one by one.
 
-A set of 16 blocks, 13 of them free, of which a fifth changes from step to step, mostly to what was chosen not long
-before, takes 2.2 to 2.7 bytes. Written whole or not at all; read back exactly.
+The shipped traces of SmolLM2-135M (sets of 16 blocks, 13 of them free, of which a fifth changes from step to step) take
+2.0 to 2.3 bytes a set. Written whole or not at all; read back exactly.
 """
 
 from __future__ import annotations
