@@ -97,7 +97,7 @@ def at_depth(curves: Sequence[CtaCurve], stages: float, ctas: float) -> float:
 class Beside:
     """One kind beside a running prefetch, at one batch: its slow-down, and the copy's GB/s meanwhile."""
 
-    batch: int
+    batch: float
     slowdown: tuple[CtaCurve, ...]
     gb_s: tuple[CtaCurve, ...]
 
@@ -145,8 +145,8 @@ class Fitted:
     beside: Mapping[str, tuple[Beside, ...]]
     in_order: tuple[Beside, ...]
     start_ns: float
-    lanes: tuple[tuple[int, float], ...]
-    launches: tuple[tuple[int, float], ...]
+    lanes: tuple[tuple[float, float], ...]
+    launches: tuple[tuple[float, float], ...]
     step_ns: float
     paths: PathCosts | None = None
 
@@ -276,7 +276,7 @@ class FittedCosts:
         return cls(machine, read(Fitted, plain, where=where))
 
 
-def by_batch(points: Sequence[tuple[int, float]], batch: int) -> float:
+def by_batch(points: Sequence[tuple[float, float]], batch: int) -> float:
     """Piecewise linear through (batch, value) points."""
     return interpolate([b for b, _ in points], [value for _, value in points], batch)
 

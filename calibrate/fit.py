@@ -11,12 +11,14 @@ from sparda.calibrate.costs import Fitted, FittedCosts, KernelCost
 from sparda.calibrate.fit_copies import fit_beside, fit_lanes, fit_transfer, longest_copies
 from sparda.calibrate.fit_kernels import fit_graph, fit_kernels
 from sparda.calibrate.fit_paths import fit_paths
+from sparda.calibrate.handicap import handicapped
 from sparda.calibrate.holdout import coverage, error_band, held_out, held_out_rows
 from sparda.calibrate.interval import Intervals
 from sparda.calibrate.judged import Judged
 from sparda.calibrate.leave_one_out import leave_one_out
 from sparda.calibrate.profile import Profile, profile_json
 from sparda.calibrate.residuals import residuals
+from sparda.calibrate.shapes import other_shapes
 from sparda.calibrate.store import Store
 from sparda.calibrate.terms import terms
 from sparda.engine.errors import SpardaError
@@ -125,6 +127,8 @@ def calibrate(folder: Path, name: str, each: Callable[[int, int], None] = lambda
             residuals=left,
             coverage=coverage(found, Intervals(costs, left), shape, spec, each) if left.layers else None,
             terms=terms(steps, costs, shape, spec),
+            by_machine=error_band([h.held for h in handicapped(store.latest("handicap"), costs, shape, spec)]),
+            by_shape=error_band(other_shapes(folder, costs, shape, spec)),
         ),
     )
     write_text(folder / "profile.json", profile_json(profile))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sparda.calibrate.cases import config_of, workload_of
 from sparda.calibrate.costs import FittedCosts
+from sparda.calibrate.holdout import HeldOut
 from sparda.calibrate.store import Row
 from sparda.calibrate.transfer import carried
 from sparda.engine.policies import make_plan
@@ -28,6 +29,11 @@ class Handicapped:
     def error(self) -> float:
         """Signed, as a share of the measured time: above 0 where the model is too slow."""
         return self.predicted_us / self.measured_us - 1.0
+
+    @property
+    def held(self) -> HeldOut:
+        """As any other step that had no part in the fit."""
+        return HeldOut(workload_of(self.row), config_of(self.row), self.measured_us, self.predicted_us, self.row.spread)
 
     @property
     def taken(self) -> str:

@@ -54,6 +54,10 @@ class Judged:
     residuals: Residuals
     coverage: float | None
     terms: tuple[Term, ...]
+    by_machine: ErrorBand = NO_BAND
+    """Of steps with part of the GPU taken away, predicted by the rules that carry costs to another machine."""
+    by_shape: ErrorBand = NO_BAND
+    """Of steps of other models' shapes, predicted by the rules that carry costs to another shape."""
 
 
 UNJUDGED = Judged(NO_BAND, Residuals({}, (), {}, {}), None, ())

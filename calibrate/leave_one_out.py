@@ -172,7 +172,7 @@ def _by_ctas(curve: CtaCurve) -> Iterator[float]:
         yield _without(curve, i).at(curve.ctas[i]) / curve.values[i] - 1.0
 
 
-def _by_batch(batches: Sequence[int], curves: Sequence[tuple[CtaCurve, ...]]) -> Iterator[float]:
+def _by_batch(batches: Sequence[float], curves: Sequence[tuple[CtaCurve, ...]]) -> Iterator[float]:
     """A whole batch left out, every depth and CTA count of it predicted from the batches around."""
     for i in _inner(batches):
         around, left = _drop(tuple(curves), i), _drop(tuple(batches), i)

@@ -23,8 +23,9 @@ from sparda.sim.costs import Machine
 SHIPPED = Path(__file__).parent / "profiles"
 SCHEMA = 2
 
-MEASURED, DATASHEET = "measured", "datasheet"
-"""Tiers: fitted to rows of the GPU itself, or carried over from the base by what a datasheet prints."""
+MEASURED, WHAT_IF, DATASHEET = "measured", "what-if", "datasheet"
+"""Tiers: fitted to rows of the GPU itself; that with something changed; or carried over from the base by what a
+datasheet prints."""
 
 BASE = "h200-sxm.measured"
 """The shipped profile from which those of the datasheet tier are built."""
@@ -49,6 +50,8 @@ class Profile:
     folder: Path
     judged: Judged = UNJUDGED
     """What else the measured steps and rows say about the predictions."""
+    carried: tuple[str, ...] = ()
+    """What was changed about it, of tier "what-if"; then ``band`` is that of the rules which carried the costs over."""
 
     @property
     def intervals(self) -> Intervals | None:
@@ -58,7 +61,14 @@ class Profile:
 
     def band_of(self, config: Config) -> ErrorBand:
         """Held-out errors of steps like that of ``config``; those that the host has work in are held by themselves."""
-        return self.band if config.path in ("", "uva") else self.judged.by_host
+        return self.band if config.path in ("", "uva") or self.carried else self.judged.by_host
+
+    def band_says(self, config: Config) -> str:
+        """What a band is a percentile of, in words."""
+        count = self.band_of(config).count
+        if not self.carried:
+            return f"the p90 error of {count} held-out steps"
+        return f"the p90 error of the rules behind it ({'; '.join(self.carried)}), as far as they were tried"
 
     @property
     def label(self) -> str:
@@ -71,7 +81,7 @@ class Profile:
     def outside(self, plan: Plan) -> list[str]:
         """Why a prediction of ``plan`` leaves the measured envelope; empty when it lies inside."""
         w, c = plan.workload, plan.config
-        reasons = [f"costs carried over from {BASE} by datasheet"] if self.tier == DATASHEET else []
+        reasons = [f"costs carried over from {BASE} by datasheet"] if self.tier == DATASHEET else list(self.carried)
         if plan.shape.name != self.model:
             reasons.append(f"model {plan.shape.name}, measured {self.model}")
         values = {

@@ -31,9 +31,9 @@ from sparda.calibrate.costs import (
     at_depth,
 )
 from sparda.calibrate.datasheet import Datasheet, datasheets, links
-from sparda.calibrate.judged import NO_BAND, UNJUDGED
+from sparda.calibrate.judged import NO_BAND, UNJUDGED, ErrorBand
 from sparda.calibrate.leave_one_out import Errors
-from sparda.calibrate.profile import DATASHEET, Profile
+from sparda.calibrate.profile import DATASHEET, WHAT_IF, Profile
 from sparda.calibrate.waves import LINEARS, attention_turns, linear_ns
 from sparda.engine.errors import SpardaError
 from sparda.engine.shapes import ModelShape, SparseSpec, model_named
@@ -180,8 +180,30 @@ def _unmeasured(base: Profile, costs: FittedCosts) -> Profile:
     )
 
 
+def as_what_if(base: Profile, name: str, costs: FittedCosts, about: str, band: ErrorBand) -> Profile:
+    """``base`` with something about it changed: ``about`` says what, ``band`` is that of the rule that changed it.
+
+    The bands of several changes add up; with one that is not known, nothing is known of the error.
+    """
+    if base.carried and not base.band.count:
+        band = NO_BAND
+    elif base.carried and band.count:
+        band = replace(band, count=min(band.count, base.band.count), p90=band.p90 + base.band.p90)
+    made = _unmeasured(base, costs)
+    return replace(
+        made,
+        name=name,
+        tier=DATASHEET if base.tier == DATASHEET else WHAT_IF,
+        band=NO_BAND if base.tier == DATASHEET else band,
+        carried=(*base.carried, about),
+        folder=base.folder.parent / f"{base.folder.name} ({WHAT_IF})",
+        # Carried over once more, a machine and a shape still have the rules' own errors.
+        judged=replace(UNJUDGED, by_machine=base.judged.by_machine, by_shape=base.judged.by_shape),
+    )
+
+
 def on_link(base: Profile, name: str) -> Profile:
-    """``base`` on another link of machines.toml, by rule 3; what was measured on its own link is no band of it.
+    """``base`` on another link of machines.toml, by rule 3: a what-if, its band that of the rules.
 
     Raises SpardaError for an unknown link, or where the base's own is not known.
     """
@@ -190,7 +212,8 @@ def on_link(base: Profile, name: str) -> Profile:
         raise SpardaError(f"link is {name!r}; known links: {', '.join(links())}.")
     target = _linked(base.machine, wanted.raw_gb_s / _described(base).link_gb_s)
     target = replace(target, name=f"{base.name}, {name}")
-    return _unmeasured(base, carried(base.costs, target, model_named(base.model)))
+    costs = carried(base.costs, target, model_named(base.model))
+    return as_what_if(base, target.name, costs, f"on link {name}", base.judged.by_machine)
 
 
 def _described(base: Profile) -> Datasheet:

@@ -22,6 +22,36 @@ UNFIT = {
 }
 """Near relatives, each with what the engine does not compute."""
 
+LEFT_OUT = {
+    "qwen2": "the bias of Q, K and V is left out: the engine cannot run it",
+    "qwen3": "the norm of every head's query and key is left out: the engine cannot run it",
+}
+"""Families that are planned as if they were llamas, each with what that leaves out."""
+
+UNPLANNABLE = {
+    **dict.fromkeys(
+        ("mixtral", "qwen2_moe", "qwen3_moe", "minimax", "gpt_oss", "dbrx", "llama4", "olmoe", "granitemoe"),
+        "its feed-forward is a mixture of experts, of which a step reads what its tokens choose: no kernel here does "
+        "that, and no cost was measured",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm_moe_dsa", "minicpm3"),
+        "its attention is latent (MLA): one compressed vector a token in place of keys and values for each KV head, so "
+        "that there are no blocks of a KV head to choose",
+    ),
+    **dict.fromkeys(
+        ("qwen3_next", "jamba", "falcon_h1", "bamba", "mamba", "mamba2", "rwkv", "recurrent_gemma", "zamba2"),
+        "most of its layers keep a state of constant size in place of keys and values: there is next to nothing to "
+        "offload",
+    ),
+    **dict.fromkeys(
+        ("gemma2", "gemma3", "gemma3_text", "cohere2"),
+        "most of its layers attend to a sliding window, whose keys and values are few: the method chooses blocks of a "
+        "whole context",
+    ),
+}
+"""Families whose mathematics is not the method's, each with the reason."""
+
 HEAD_DIMS = (16, 32, 64, 128, 256)
 """Head sizes of the engine's kernels: powers of two."""
 
@@ -53,6 +83,28 @@ def shape_from_config(path: Path, *, value_bytes: int = 2) -> ModelShape:
 def config_file(path: Path) -> Path:
     """``path``, or the configuration in it where it is a folder."""
     return path / "config.json" if path.is_dir() else path
+
+
+def planned_shape(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
+    """The shape to plan and simulate a model by, and what of it the plan leaves out, in sentences.
+
+    Wider than ``shape_from_config``: what adds next to no bytes to a step (biases, the norm of queries and keys) is
+    left out and said. Raises SpardaError, saying why, where the method itself does not fit the model.
+    """
+    file = config_file(path)
+    table = read_json(file)
+    where = str(file)
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    family = table.get("model_type")
+    if family in UNPLANNABLE:
+        raise SpardaError(f"{where}: model_type is {family!r}; {UNPLANNABLE[str(family)]}.")
+    left_out = [LEFT_OUT[str(family)]] if family in LEFT_OUT else []
+    left_out += [what for key, what in _PRICED_AT_NOTHING.items() if table.get(key)]
+    plain = {k: v for k, v in table.items() if k not in _PRICED_AT_NOTHING}
+    if family in LEFT_OUT:
+        # As far as bytes go, these are llamas.
+        plain["model_type"] = "llama"
+    return shape_of(plain, name=name or "model", where=where), tuple(dict.fromkeys(left_out))
 
 
 def tied_head(path: Path) -> bool | None:
@@ -95,6 +147,15 @@ def shape_of(config: Mapping[str, object], *, name: str, where: str, value_bytes
         )
     except SpardaError as error:
         raise error if str(error).startswith(where) else SpardaError(f"{where}: {error}") from None
+
+
+_PRICED_AT_NOTHING = {
+    "attention_bias": "the bias of the attention's linears is left out",
+    "mlp_bias": "the bias of the feed-forward's linears is left out",
+    "use_qk_norm": "the norm of every head's query and key is left out",
+    "qk_norm": "the norm of every head's query and key is left out",
+}
+"""Keys whose work adds next to no bytes to a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,14 @@ class ModelShape:
     dim_model_base: int = 0
     """muP: the last hidden state is divided by d_model / dim_model_base; 0 means no scaling."""
     value_bytes: int = 2
+    kv_bytes: int = 0
+    """Bytes of a cached key's or value's element; 0: as of a weight. 1 is FP8, which can be planned but not run."""
 
     def __post_init__(self) -> None:
         if self.value_bytes not in VALUE_BYTES:
             raise SpardaError(f"{self.name}: value_bytes is {self.value_bytes}; allowed are 2 (bf16) and 4 (fp32).")
+        if self.kv_bytes not in (0, 1, *VALUE_BYTES):
+            raise SpardaError(f"{self.name}: kv_bytes is {self.kv_bytes}; allowed are 0 (as the weights), 1, 2 and 4.")
         if self.rope_factors and len(self.rope_factors) != self.head_dim // 2:
             raise SpardaError(
                 f"{self.name}: {len(self.rope_factors)} rope_factors for a head_dim of {self.head_dim}; "
@@ -131,7 +135,12 @@ class ModelShape:
 
     def block_bytes(self, spec: SparseSpec) -> int:
         """Bytes of one block of one KV head, K and V: the unit that a miss moves (32 KiB for 64 x 128)."""
-        return 2 * spec.block * self.head_dim * self.value_bytes
+        return 2 * spec.block * self.head_dim * self.cached_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of one element of a cached key or value."""
+        return self.kv_bytes or self.value_bytes
 
     @property
     def layer_weight_bytes(self) -> int:

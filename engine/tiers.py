@@ -71,6 +71,11 @@ class Tiers:
         capacity: int,
         pool: Tensor | None = None,
     ) -> None:
+        if shape.cached_bytes != shape.value_bytes:
+            raise SpardaError(
+                f"{shape.name}: kv_bytes is {shape.kv_bytes}; the engine keeps keys and values as it keeps weights, in "
+                f"{shape.value_bytes} bytes: give 0 to run it. Other sizes can be planned and simulated."
+            )
         self.shape, self.spec, self.workload = shape, spec, workload
         self.device = torch.device(device)
         self.whole = resident_layers(config, shape.layers)

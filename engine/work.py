@@ -219,5 +219,5 @@ class Sizes:
 
     @once
     def writeback(self, layers: int) -> Work:
-        moved = layers * self.heads * 2 * self.shape.head_dim * self.value
+        moved = layers * self.heads * 2 * self.shape.head_dim * self.shape.cached_bytes
         return Work(hbm_bytes=moved, d2h_bytes=moved)

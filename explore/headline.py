@@ -55,9 +55,7 @@ def warnings(p: Prediction) -> list[str]:
 
 
 def _band(profile: Profile, p: Prediction) -> str:
-    band = profile.band_of(p.config)
     if p.low is None or p.high is None:
         return "error unknown, no step was held out"
-    return (
-        f"{p.low:.0f} to {p.high:.0f}: -/+ {percent(band.p90)}, the p90 error of {count(band.count, 'held-out step')}"
-    )
+    band = profile.band_of(p.config)
+    return f"{p.low:.0f} to {p.high:.0f}: -/+ {percent(band.p90)}, {profile.band_says(p.config)}"

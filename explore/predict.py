@@ -12,7 +12,7 @@ from sparda.engine.loader import to_plain
 from sparda.engine.memory import Memory, memory_of
 from sparda.engine.plan import Plan
 from sparda.engine.policies import make_plan
-from sparda.engine.shapes import ModelShape, SparseSpec, model_named
+from sparda.engine.shapes import ModelShape, SparseSpec
 from sparda.explore.quality import Broken, Quality, QualityLookup, broken_by
 from sparda.explore.scenario import Limits, Scenario
 from sparda.explore.selection import RESIDENT_TIMES, Selection, load_selection
@@ -147,7 +147,7 @@ class Predictor:
     def of(cls, profile: Profile, scenario: Scenario) -> Predictor:
         """As the scenario has it. Raises SpardaError where its quality profile or selection is not there."""
         scenario.require_quality()
-        shape, spec = model_named(scenario.model), SparseSpec()
+        shape, spec = scenario.model_shape, SparseSpec()
         quality = QualityLookup(load_quality(scenario.quality), shape.name, spec) if scenario.quality else None
         selection = load_selection(scenario.selection) if scenario.selection else None
         return cls(profile, shape, spec, scenario.limits, quality, selection)

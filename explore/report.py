@@ -38,9 +38,9 @@ def render(report: Report) -> str:
     title = headline(report)
     links = [tag("a", name, href=f"#{key}") for key, (name, _) in SECTIONS.items()]
     head = [
-        tag("p", f"sparda report: {report.scenario.model}, profile {report.profile.label}", class_="over"),
+        tag("p", f"sparda report: {report.scenario.model_name}, profile {report.profile.label}", class_="over"),
         tag("h1", title),
         tag("nav", *links),
     ]
     body = [section(key, name, make(report)) for key, (name, make) in SECTIONS.items()]
-    return page(f"{title} - {report.scenario.model}", lines([Html("".join(head)), *body]))
+    return page(f"{title} - {report.scenario.model_name}", lines([Html("".join(head)), *body]))

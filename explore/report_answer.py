@@ -37,7 +37,7 @@ def answer(r: Report) -> Html:
     w, verdict = best.workload, _verdict(r)
     parts = [
         paragraph(
-            f"{r.scenario.model} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of "
+            f"{r.scenario.model_name} on {r.table.gpu}, batch {w.batch}, {tokens_label(w.context_tokens)} tokens of "
             f"context, {misses(w.miss_rate)} misses, policy {best.config.policy}: use "
             f"{prediction_label(best.config)}. A step then takes {best.step_us / 1e3:.2f} ms; with the public rule's "
             f"{count(rule.config.prefetch_ctas, 'CTA')}, all else equal, {rule.step_us / 1e3:.2f} ms.",
@@ -59,7 +59,7 @@ def answer(r: Report) -> Html:
 def _verdict(r: Report) -> CellVerdict:
     """What validation says of the answer itself."""
     best = r.answer.choice.best
-    return cell_verdict(best.workload, best.config, r.rows if r.scenario.model == r.profile.model else ())
+    return cell_verdict(best.workload, best.config, r.rows if r.scenario.model_name == r.profile.model else ())
 
 
 def _measured(v: CellVerdict) -> str:

@@ -87,7 +87,7 @@ class Report:
 def collect(profile: Profile, scenario: Scenario) -> Report:
     """Predict everything, each step once. Raises SpardaError where the scenario or a row cannot be."""
     predictor = Predictor.of(profile, scenario)
-    same_model = scenario.model == profile.model
+    same_model = scenario.model_name == profile.model
     # Measured steps had the misses that their rows state, whatever the scenario takes its own from.
     known = predictor if same_model and not scenario.selection else Predictor(profile, model_named(profile.model))
     rows = profile.store.rows()

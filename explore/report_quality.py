@@ -43,7 +43,7 @@ def _without() -> Html:
 
 
 def _tier(r: Report, q: QualityProfile) -> str:
-    text = tier_of(q, r.scenario.model, r.scenario.workload.context_tokens)
+    text = tier_of(q, r.scenario.model_name, r.scenario.workload.context_tokens)
     return text[0].upper() + text[1:]
 
 

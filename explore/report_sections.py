@@ -212,7 +212,7 @@ def front(r: Report) -> Html:
     proxy = ("Top-k is only a proxy of quality", "the next section has what it costs, as measured of another model.")
     if r.quality is None:
         proxy = ("Top-k is only a proxy of quality: no accuracy was measured", "what it costs this report cannot say.")
-    elif r.quality.model == r.scenario.model:
+    elif r.quality.model == r.scenario.model_name:
         proxy = (proxy[0], "the next section has what it costs.")
     return lines(
         [

@@ -9,9 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sparda.calibrate.changes import MachineChange
 from sparda.engine.config import Config, Workload
 from sparda.engine.errors import SpardaError
 from sparda.engine.loader import read, read_toml, to_plain
+from sparda.engine.shapes import ModelShape
+from sparda.explore.models import PlannedModel, ShapeChange, model_of
 
 CTA_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
@@ -99,6 +102,7 @@ class Scenario:
 
     profile: str = "h200-sxm.measured"
     model: str = "minicpm4.1-8b"
+    """A known model's name, or the path of a Hugging Face config.json or of its folder."""
     link: str = ""
     """Another link than the profile's, by its name in machines.toml; "" leaves it."""
     quality: str = ""
@@ -110,6 +114,25 @@ class Scenario:
     config: Config = field(default_factory=Config)
     limits: Limits = field(default_factory=Limits)
     grid: Grid = field(default_factory=Grid)
+    machine: MachineChange = field(default_factory=MachineChange)
+    """Values of the profile's machine to change: a what-if."""
+    shape: ShapeChange = field(default_factory=ShapeChange)
+    """Sizes of the model to change: a what-if."""
+
+    @property
+    def planned_model(self) -> PlannedModel:
+        """The model, changes included. Raises SpardaError for one that is unknown or does not fit the method."""
+        return model_of(self.model, self.shape)
+
+    @property
+    def model_shape(self) -> ModelShape:
+        """The model's sizes, changes included. Raises SpardaError as ``planned_model``."""
+        return self.planned_model.shape
+
+    @property
+    def model_name(self) -> str:
+        """What the model is called in an output."""
+        return self.model_shape.name
 
     @property
     def cells(self) -> list[Workload]:

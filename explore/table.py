@@ -120,7 +120,7 @@ def cta_table(
     predictor = predictor or Predictor.of(profile, scenario)
     space = Space.of_table(scenario.grid, scenario.config, predictor.resident_times)
     noise = noise_of(profile)
-    measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model else []
+    measured = [r for kind in JUDGING for r in profile.store.rows(kind)] if profile.model == scenario.model_name else []
     band = profile.band_of(scenario.config)
     rows = []
     for workload in scenario.cells:
@@ -131,7 +131,7 @@ def cta_table(
         profile=profile.name,
         tier=profile.tier,
         gpu=profile.machine.gpu,
-        model=scenario.model,
+        model=scenario.model_name,
         policy=scenario.config.policy,
         band=band.p90 if band.count else None,
         noise=noise,

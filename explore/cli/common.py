@@ -66,13 +66,10 @@ def profile_named(name: str) -> Profile:
 
 
 def profile_of(scenario: Scenario) -> Profile:
-    """The scenario's profile, on the scenario's link. Raises SpardaError for an unknown one of either."""
-    profile = profile_named(scenario.profile)
-    if not scenario.link:
-        return profile
-    from sparda.calibrate.transfer import on_link
+    """The scenario's profile, its link, machine and model changed as the scenario has it. Raises SpardaError."""
+    from sparda.explore.setting import profile_for
 
-    return on_link(profile, scenario.link)
+    return profile_for(scenario)
 
 
 def table_of(profile: Profile, scenario: Scenario) -> CtaTable:

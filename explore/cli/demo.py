@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> Output:
     path = write_folder_of(args.report)
     write_report(path, profile, scenario)
     head = wrapped(
-        f"How many CTAs the prefetch kernel should get: {scenario.model} on {profile.machine.gpu}, simulated on "
+        f"How many CTAs the prefetch kernel should get: {scenario.model_name} on {profile.machine.gpu}, simulated on "
         f"profile {profile.name}, tier {profile.tier}. No GPU was used."
     )
     return Output({**table.to_dict(), "report": str(path)}, f"{head}\n\n{table_text(table)}\n\nReport: {path}")

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Output:
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
-        "model": scenario.model,
+        "model": scenario.model_name,
         "prediction": prediction.to_dict(),
         "explanation": explanation.to_dict(),
         "trace": str(trace) if trace else None,
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> Output:
     }
     misses_from = predictor.misses_from(scenario.workload.context_tokens)
     lines = [
-        *opening(profile, prediction, scenario.model, misses_from),
+        *opening(profile, prediction, scenario.model_name, misses_from),
         "",
         explanation_text(explanation, measured_us),
         "",
@@ -96,7 +96,7 @@ def _measured(path: Path) -> tuple[MeasuredStep, Timeline]:
 
 
 def _same(step: MeasuredStep, scenario: Scenario) -> bool:
-    return (step.model, step.workload, step.config) == (scenario.model, scenario.workload, scenario.config)
+    return (step.model, step.workload, step.config) == (scenario.model_name, scenario.workload, scenario.config)
 
 
 def _measured_text(path: Path, step: MeasuredStep, timeline: Timeline, scenario: Scenario) -> str:

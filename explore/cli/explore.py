@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> Output:
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
-        "model": scenario.model,
+        "model": scenario.model_name,
         "misses_from": misses_from,
         "objective": objective,
         **_choice(choice),
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> Output:
         "study": _study(finding) if finding else None,
     }
     floors = scenario.limits.floors
-    found = Found(profile.label, scenario.model, choice, public, finding, objective, front, misses_from, floors)
+    found = Found(profile.label, scenario.model_name, choice, public, finding, objective, front, misses_from, floors)
     return Output(data, text_of(found))
 
 

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> Output:
     data: dict[str, object] = {
         "profile": profile.name,
         "tier": profile.tier,
-        "model": scenario.model,
+        "model": scenario.model_name,
         "misses_from": misses_from,
         "prediction": prediction.to_dict(),
         "interval90_us": list(interval) if interval else None,
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Output:
         "link_bytes": timeline.link_bytes,
         "trace": str(trace) if trace else None,
     }
-    opened = opening(profile, prediction, scenario.model, misses_from) + _interval(profile, interval)
+    opened = opening(profile, prediction, scenario.model_name, misses_from) + _interval(profile, interval)
     return Output(
         data, "\n".join([*opened, "", *_lines(prediction, timeline), *([f"Trace: {trace}"] if trace else [])])
     )
