@@ -84,7 +84,7 @@ def fit_beside(rows: Sequence[Row], start_ns: float) -> tuple[dict[str, tuple[Be
     if "attention" not in found:
         raise SpardaError("no co-run rows: what a copy does to compute is unknown; run `sparda measure --parts corun`.")
     in_order = grouped((r for r in rows if r.op == IN_ORDER), lambda r: int(r.number("batch")))
-    ordered = tuple(_in_order(b, in_order.get(b.batch, []), start_ns) for b in found["attention"])
+    ordered = tuple(_in_order(b, in_order.get(int(b.batch), []), start_ns) for b in found["attention"])
     return found, ordered
 
 
